@@ -1,0 +1,325 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/holdfast-db/holdfast/db"
+	"github.com/holdfast-db/holdfast/txn"
+)
+
+// Groups of the replay's layout, in this order.
+const (
+	attentionGroup = 0
+	recurrentGroup = 1
+)
+
+// embedded is a holder whose database is open in this process.
+type embedded struct {
+	setup     setup
+	namespace *db.Namespace
+	options   db.Options
+	db        *db.DB
+	before    written // by this process, before the last reopening
+
+	// The sequence of the request at hand, built for find and used again by publish.
+	sequence *db.Sequence
+	of       int // its index
+	tokens   []int32
+	digests  []uint64
+}
+
+// namespaceOf validates a setup and gives the namespace its checkpoints are published in.
+func namespaceOf(s setup) (*db.Namespace, error) {
+	groups := []db.Group{{Name: "attention:kv", Kind: db.Attention, PageBytes: s.PageBytes, PageTokens: blockTokens}}
+	switch s.Model {
+	case attentionModel:
+	case hybridModel:
+		groups = append(groups, db.Group{Name: "recurrent:state", Kind: db.Recurrent, PageBytes: s.StateBytes, Pages: 1})
+	default:
+		return nil, fmt.Errorf("model %.40q: want %q or %q: %w", s.Model, hybridModel, attentionModel, txn.ErrInvalid)
+	}
+	return db.NewNamespace(db.Identity{
+		Model:     "replay-" + string(s.Model),
+		Weights:   "unversioned:made-up",
+		Tokenizer: "holdfast replay tokens 1", // see appendTokens
+		Engine:    "holdfast replay pages 1",  // see pageName.fill
+		DType:     "bytes",
+		Layout:    db.Layout{Ranks: s.Ranks, Groups: groups},
+	})
+}
+
+// openEmbedded opens the database of a setup.
+func openEmbedded(ctx context.Context, s setup) (holder, error) {
+	ns, err := namespaceOf(s)
+	if err != nil {
+		return nil, usageError(err)
+	}
+	policy, err := db.ParseWritePolicy(s.WritePolicy)
+	if err != nil {
+		return nil, usageError(err)
+	}
+	var log io.Writer = io.Discard
+	if s.Log {
+		log = os.Stderr
+	}
+	e := &embedded{
+		setup:     s,
+		namespace: ns,
+		options: db.Options{
+			RAMBytes: s.RAMBytes, DiskBytes: s.DiskBytes, WritePolicy: policy,
+			Logger: slog.New(slog.NewTextHandler(log, nil)),
+		},
+		of: -1,
+	}
+	return e, e.open(ctx)
+}
+
+func (e *embedded) open(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), openTimeout)
+	defer cancel()
+	d, err := db.Open(ctx, e.setup.Dir, e.options)
+	switch {
+	case errors.Is(err, txn.ErrInvalid), errors.Is(err, txn.ErrTooLarge):
+		return usageError(err) // an option that only the database can judge
+	case err != nil:
+		return databaseError(err)
+	}
+	e.db = d
+	return nil
+}
+
+// sequenceOf gives the tokens of r as the database wants them.
+func (e *embedded) sequenceOf(r request) (*db.Sequence, error) {
+	if e.of != r.Index || e.sequence.Len() != r.tokens() {
+		e.tokens = promptTokens(e.tokens, r)
+		s := e.namespace.NewSequence()
+		if err := s.Append(e.tokens); err != nil {
+			return nil, databaseError(err)
+		}
+		e.sequence, e.of = s, r.Index
+	}
+	e.digests = prefixDigests(e.digests, r)
+	return e.sequence, nil
+}
+
+func (e *embedded) find(ctx context.Context, r request) (found, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
+	defer cancel()
+	s, err := e.sequenceOf(r)
+	if err != nil {
+		return found{}, err
+	}
+	var f found
+	start := time.Now()
+	m, err := e.db.Lookup(ctx, s, db.LookupOptions{})
+	f.Lookup = time.Since(start)
+	switch {
+	case errors.Is(err, txn.ErrNotFound):
+		return f, nil
+	case err != nil:
+		return f, databaseError(err)
+	}
+
+	start = time.Now()
+	restored, err := e.db.Restore(ctx, s, db.LookupOptions{})
+	f.Restore = time.Since(start)
+	switch {
+	case errors.Is(err, txn.ErrBusy):
+		f.Busy = true
+		return f, nil
+	case errors.Is(err, txn.ErrNotFound):
+	case err != nil:
+		return f, databaseError(err)
+	default:
+		defer restored.Release()
+		f.Offset = restored.Offset()
+		if g := restored.Generation(); !g.IsZero() {
+			f.Generation = g.String()
+		}
+		e.check(&f, restored.Pages)
+	}
+	if f.Offset < m.Offset {
+		// It may have been retired in between. Then it is not listed now.
+		switch again, err := e.db.Lookup(ctx, s, db.LookupOptions{}); {
+		case err != nil && !errors.Is(err, txn.ErrNotFound):
+			return f, databaseError(err)
+		case err == nil && again.Offset == m.Offset:
+			f.mismatch(fmt.Sprintf("offset %d is listed, and only %d could be restored", m.Offset, f.Offset))
+		default:
+			f.Lost = true
+		}
+	}
+	return f, nil
+}
+
+// check compares every byte of what was restored at f.Offset with what it must be. pages gives the pages of a rank.
+func (e *embedded) check(f *found, pages func(rank int) []db.Page) {
+	blocks := f.Offset / blockTokens
+	if f.Offset%blockTokens != 0 || blocks < 1 || blocks > int64(len(e.digests)) {
+		f.mismatch(fmt.Sprintf("restored offset %d, and only multiples of %d up to %d were asked for", f.Offset, blockTokens, len(e.digests)*blockTokens))
+		return
+	}
+	want := blocks
+	if e.setup.Model == hybridModel {
+		want++
+	}
+	for rank := range e.setup.Ranks {
+		restored := pages(rank)
+		if int64(len(restored)) != want {
+			f.mismatch(fmt.Sprintf("offset %d: %d pages on rank %d, want %d", f.Offset, len(restored), rank, want))
+			continue
+		}
+		for i, p := range restored {
+			// Pages come in the order of groups and positions.
+			group, position, size := attentionGroup, int64(i), e.setup.PageBytes
+			if position == blocks {
+				group, position, size = recurrentGroup, 0, e.setup.StateBytes
+			}
+			name := e.name(group, position, rank, blocks)
+			f.Pages++
+			f.Bytes += int64(len(p.Bytes))
+			if p.Group != group || p.Position != position {
+				f.mismatch(fmt.Sprintf("offset %d: %v came as position %d of group %d", f.Offset, name, p.Position, p.Group))
+			} else if err := name.check(p.Bytes, size); err != nil {
+				f.mismatch(fmt.Sprintf("offset %d: %v", f.Offset, err))
+			}
+		}
+	}
+}
+
+// name gives the page of a checkpoint at the end of blocks.
+func (e *embedded) name(group int, position int64, rank int, blocks int64) pageName {
+	last := blocks - 1 // a state comes from the whole prefix
+	if group == attentionGroup {
+		last = position
+	}
+	return pageName{prefix: e.digests[last], group: group, position: position, rank: rank}
+}
+
+func (e *embedded) publish(ctx context.Context, r request, from found) (published, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
+	defer cancel()
+	s, err := e.sequenceOf(r)
+	if err != nil {
+		return published{}, err
+	}
+	var continues db.Generation
+	if from.Generation != "" {
+		key, err := txn.ParseKey(from.Generation)
+		if err != nil {
+			return published{}, databaseError(err)
+		}
+		continues = db.Generation(key)
+	}
+	start := time.Now()
+	repeated, err := e.publishPages(ctx, s, db.PublishRequest{
+		Sequence:  s,
+		Offset:    r.tokens(),
+		Kind:      db.Prompt,
+		Request:   fmt.Sprintf("request-%d", r.Index),
+		Continues: continues,
+	})
+	p := published{Repeated: repeated, Publish: time.Since(start)}
+	switch {
+	case errors.Is(err, txn.ErrBusy), errors.Is(err, txn.ErrNoSpace):
+		p.Refused = err.Error()
+	case err != nil:
+		return p, databaseError(err)
+	}
+	if e.setup.CountEach {
+		p.Written, err = e.written()
+	}
+	return p, err
+}
+
+// publishPages publishes one checkpoint, rank after rank. It reports whether it was listed already.
+func (e *embedded) publishPages(ctx context.Context, s *db.Sequence, r db.PublishRequest) (repeated bool, err error) {
+	p, err := e.db.Begin(ctx, r)
+	if err != nil {
+		return false, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Abort())
+		}
+	}()
+	if p.Listed() {
+		return true, nil
+	}
+	blocks := r.Offset / blockTokens
+	for rank := range e.setup.Ranks {
+		slots, err := p.Slots(ctx, rank)
+		if err != nil {
+			return false, err
+		}
+		for _, slot := range slots {
+			b := slot.Buffer()[:slot.Size()]
+			e.name(slot.Group(), slot.Position(), rank, blocks).fill(b)
+			slot.Filled(slot.Size())
+		}
+		listed, err := p.Commit(ctx, rank)
+		if err != nil {
+			return false, err
+		}
+		if last := rank == e.setup.Ranks-1; listed != last {
+			return false, fmt.Errorf("rank %d of %d committed and listed is %v: %w", rank, e.setup.Ranks, listed, txn.ErrConflict)
+		}
+	}
+	return false, nil
+}
+
+func (e *embedded) reopen(ctx context.Context) error {
+	if err := e.close(ctx); err != nil {
+		return err
+	}
+	return e.open(ctx)
+}
+
+func (e *embedded) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	w, err := e.written()
+	if _, closeErr := e.db.Close(ctx); closeErr != nil {
+		err = errors.Join(err, databaseError(closeErr))
+	}
+	e.before = w
+	return err
+}
+
+func (e *embedded) census(ctx context.Context) (census, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
+	defer cancel()
+	var c census
+	for _, err := range e.db.Checkpoints(ctx) {
+		if err != nil {
+			return census{}, databaseError(err)
+		}
+		c.Checkpoints++
+	}
+	s, err := e.db.Stats()
+	if err != nil {
+		return census{}, databaseError(err)
+	}
+	c.RAMBytes, c.DiskBytes = s.RAMUsed, s.DiskBytes
+	c.Written = e.before.add(writtenOf(s))
+	return c, nil
+}
+
+// written gives what this process has written so far.
+func (e *embedded) written() (written, error) {
+	s, err := e.db.Stats()
+	if err != nil {
+		return written{}, databaseError(err)
+	}
+	return e.before.add(writtenOf(s)), nil
+}
+
+func writtenOf(s db.Stats) written {
+	return written{Payload: s.PayloadWritten, Other: max(s.SegmentWritten-s.PayloadWritten, 0), Log: s.LogWritten}
+}

@@ -1,0 +1,365 @@
+package db
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-db/holdfast/db/internal/arena"
+	"github.com/holdfast-db/holdfast/db/internal/index"
+	"github.com/holdfast-db/holdfast/db/internal/segment"
+	"github.com/holdfast-db/holdfast/recovery"
+	"github.com/holdfast-db/holdfast/txn"
+	"github.com/holdfast-db/holdfast/wal"
+)
+
+// DB is an open database. All methods are safe for concurrent use.
+//
+// The way of a checkpoint through it:
+//
+//	Begin       publish.go    claim the pages that are not there, reserve RAM (room.go, residency.go)
+//	Slots       publish.go    the caller fills them
+//	Commit      publish.go    write them, if the policy says so (persist.go, space.go); list it (commit.go)
+//	Lookup      lookup.go     find the longest prefix
+//	Restore     restore.go    pin its pages, read what is not in RAM
+//	Retire …    checkpoint.go delist, delete; what nothing needs is given back (residency.go, space.go)
+type DB struct {
+	options   Options
+	dir       *directory
+	log       *wal.Log
+	index     *index.Index
+	segments  *segment.Store
+	arena     *arena.Arena
+	residency *residency
+	disk      *diskSpace
+	committer *committer
+	pending   *pendingPublications
+	gate      *gate
+	admission admission
+	telemetry *telemetry
+	counters  counters
+	leases    atomic.Int64
+	recovered RecoveryReport
+
+	closeOnce sync.Once
+	closed    CloseReport
+	closeErr  error
+}
+
+var errClosed = fmt.Errorf("db: %w", ErrClosed)
+
+// RecoveryReport says what Open found and did.
+type RecoveryReport struct {
+	Duration     time.Duration
+	LogRecords   int64 // replayed
+	LogBytesCut  int64 // torn end of the log
+	NotDurable   int   // checkpoints retired because their pages had been in RAM only
+	Lost         int   // checkpoints retired because a segment file was missing or too short
+	LostPages    int64
+	OrphanFiles  int // segment files removed in which nothing was alive
+	TrimmedFiles int // segment files whose unrecorded end was cut off
+}
+
+// CloseReport says what Close did.
+type CloseReport struct {
+	Persisted      int64 // pages written
+	PersistedBytes int64
+	Retired        int // checkpoints given up because their pages were not written
+	Aborted        int // publications that had not ended
+	Leases         int // restorations still held; their memory stays until they are released
+}
+
+// Open opens the database in dir, creating it if the directory is empty or not there. One process, and in it one handle,
+// owns a directory at a time.
+//
+// Errors: ErrLocked naming the holder; ErrUnsupported for a directory that is not Holdfast's or of another format version,
+// which is left untouched; ErrPermission; ErrCorrupt for damage that does not heal by itself; ErrInvalid, ErrTooLarge for
+// options; ErrNoSpace, ErrIO.
+func Open(ctx context.Context, dir string, o Options) (*DB, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	begun := time.Now()
+	d := &DB{options: o, pending: newPending(), gate: newGate(), admission: admission{turn: make(chan struct{}, 1)}}
+	var undo []func() error
+	defer func() {
+		for i := len(undo) - 1; i >= 0 && err != nil; i-- {
+			if e := undo[i](); e != nil {
+				err = errors.Join(err, e)
+			}
+		}
+	}()
+	if d.dir, err = openDirectory(dir); err != nil {
+		return nil, err
+	}
+	undo = append(undo, d.dir.close)
+	if d.telemetry, err = newTelemetry(&d.options, d); err != nil {
+		return nil, fmt.Errorf("db: telemetry: %w: %w", ErrInvalid, err)
+	}
+	undo = append(undo, d.telemetry.close)
+	if d.index, err = index.Open(d.dir.join(indexName), index.Options{Logger: o.Logger}); err != nil {
+		return nil, fmt.Errorf("db: %w", err)
+	}
+	undo = append(undo, d.index.Close)
+	if err = d.openLog(ctx); err != nil {
+		return nil, err
+	}
+	undo = append(undo, d.log.Close)
+	if err = d.openTiers(); err != nil {
+		return nil, err
+	}
+	undo = append(undo, d.arena.Close, d.segments.Close)
+	if err = d.reconcile(ctx, &undo); err != nil {
+		return nil, err
+	}
+	d.recovered.Duration = time.Since(begun)
+	return d, nil
+}
+
+// openLog opens the log and replays what the index lacks.
+func (d *DB) openLog(ctx context.Context) (err error) {
+	var applied txn.LSN
+	catalogue := catalogue{d.index}
+	if err := catalogue.Read(func(v txn.Reader) (err error) {
+		applied, err = txn.ReadApplied(v)
+		return err
+	}); err != nil {
+		return fmt.Errorf("db: %w", err)
+	}
+	d.log, err = wal.Open(d.dir.join(walName), wal.Options{FirstLSN: applied + 1, Fence: d.dir.check, Logger: d.options.Logger})
+	if err != nil {
+		return fmt.Errorf("db: %w", err)
+	}
+	r, err := recovery.Replay(ctx, d.log, catalogue)
+	if err != nil {
+		return errors.Join(fmt.Errorf("db: %w", err), d.log.Close())
+	}
+	d.recovered.LogRecords = r.Records
+	d.recovered.LogBytesCut = d.log.Repair().Cut
+	return nil
+}
+
+// openTiers opens the RAM tier and the segment files.
+func (d *DB) openTiers() (err error) {
+	var accounts txn.Accounts
+	if err := (catalogue{d.index}).Read(func(v txn.Reader) (err error) {
+		accounts, err = txn.ReadAccounts(v)
+		return err
+	}); err != nil {
+		return fmt.Errorf("db: %w", err)
+	}
+	if d.arena, err = arena.New(d.options.RAMBytes, arena.Options{}); err != nil {
+		return fmt.Errorf("db: %w", err)
+	}
+	d.segments, err = segment.Open(d.dir.join(dataName), segment.Options{
+		SegmentBytes: d.options.SegmentBytes, DatabaseID: d.dir.marker.id, Floor: uint64(accounts.LastSegment), Logger: d.options.Logger,
+	})
+	if err != nil {
+		return errors.Join(fmt.Errorf("db: %w", err), d.arena.Close())
+	}
+	return nil
+}
+
+// reconcile makes catalogue and payload agree, starts the committer and the return of disk space, and retires what is not
+// restorable.
+func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
+	infos, err := d.segments.Segments()
+	if err != nil {
+		return fmt.Errorf("db: %w", err)
+	}
+	files := make([]recovery.SegmentFile, len(infos))
+	for i, info := range infos {
+		files[i] = recovery.SegmentFile{Number: info.Number, Size: info.Size}
+	}
+	plan, err := recovery.Reconcile(catalogue{d.index}, files)
+	if err != nil {
+		return fmt.Errorf("db: %w", err)
+	}
+	for _, n := range plan.Orphans {
+		if err := d.segments.Remove(n); err != nil {
+			return fmt.Errorf("db: orphaned segment %d: %w", n, err)
+		}
+	}
+	for _, t := range plan.Tails {
+		if err := d.segments.Truncate(t.Number, t.Size); err != nil {
+			return fmt.Errorf("db: end of segment %d: %w", t.Number, err)
+		}
+	}
+	var accounts txn.Accounts
+	if err := (catalogue{d.index}).Read(func(v txn.Reader) (err error) {
+		accounts, err = txn.ReadAccounts(v)
+		return err
+	}); err != nil {
+		return fmt.Errorf("db: %w", err)
+	}
+	d.disk = newDiskSpace(d.segments, d.options.DiskBytes, accounts.AllocatedBytes, plan.Live, d.options.Logger)
+	d.disk.evict = d.evictFromDisk
+	d.residency = newResidency(d.arena, d.disk.free)
+	if d.committer, err = newCommitter(d.log, d.index, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {
+		return fmt.Errorf("db: %w", err)
+	}
+	go d.disk.run()
+	*undo = append(*undo, func() error {
+		d.committer.group.Close()
+		d.disk.close()
+		return nil
+	})
+	d.recovered.NotDurable, d.recovered.Lost, d.recovered.LostPages = len(plan.Undurable), len(plan.Lost), plan.LostPages
+	d.recovered.OrphanFiles, d.recovered.TrimmedFiles = len(plan.Orphans), len(plan.Tails)
+	if len(plan.Damaged) > 0 {
+		d.options.Logger.Warn("segment files missing or too short", "files", len(plan.Damaged), "pages", plan.LostPages, "checkpoints", len(plan.Lost))
+	}
+	if err := d.retireAll(ctx, plan.Lost, txn.ReasonLost); err != nil {
+		return err
+	}
+	return d.retireAll(ctx, plan.Undurable, txn.ReasonNotDurable)
+}
+
+// retireAtOnce bounds the generations of one retire record.
+const retireAtOnce = 1024
+
+// retireAll retires and deletes checkpoints, in as many records as it takes. What is retired already is deleted; what is gone
+// is passed over.
+func (d *DB) retireAll(ctx context.Context, gens []Generation, reason txn.Reason) error {
+	for len(gens) > 0 {
+		n := min(len(gens), retireAtOnce)
+		some := gens[:n]
+		gens = gens[n:]
+		err := d.committer.commitEssential(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
+			rec, err := txn.DecideRetire(v, some, reason, true, false)
+			if rec == nil || err != nil {
+				return nil, err
+			}
+			return rec, nil
+		}})
+		if err == nil {
+			err = d.committer.commitEssential(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
+				var left []Generation
+				for _, g := range some {
+					if s, err := txn.ReadState(v, g); err != nil {
+						return nil, err
+					} else if s != nil && s.Status == txn.Retired {
+						left = append(left, g)
+					}
+				}
+				rec, err := txn.DecideDelete(v, left)
+				if rec == nil || err != nil {
+					return nil, err
+				}
+				return rec, nil
+			}})
+		}
+		if err != nil {
+			return fmt.Errorf("db: retiring %d checkpoints (%v): %w", n, reason, err)
+		}
+	}
+	return nil
+}
+
+// follow tells the tiers what a record changed. On the committer goroutine.
+func (d *DB) follow(e *txn.Effects) {
+	d.counters.published.Add(int64(len(e.Listed)))
+	d.counters.retired.Add(int64(len(e.Retired)))
+	d.counters.deleted.Add(int64(len(e.Deleted)))
+	if len(e.Dropped) > 0 {
+		d.residency.dropped(e.Dropped)
+	}
+	if len(e.Freed) > 0 {
+		d.disk.free(e.Freed)
+	}
+}
+
+// Recovered says what Open found and did.
+func (d *DB) Recovered() RecoveryReport { return d.recovered }
+
+// Close ends the database. It admits nothing new, waits for pending publications, writes what is in RAM only and worth
+// keeping, retires what did not make it before the context ended, and makes the index durable, so that the next open has
+// nothing to replay. Whatever the context, what it acknowledged stays acknowledged. Closing again gives the same report.
+//
+// Errors: that of the write or sync that failed, if one did; ErrBusy if a call was still inside when the context ended,
+// because of a disk that hangs, and then the directory stays locked until the process ends. Either way the next open recovers.
+func (d *DB) Close(ctx context.Context) (CloseReport, error) {
+	d.closeOnce.Do(func() { d.closeErr = d.close(ctx) })
+	return d.closed, d.closeErr
+}
+
+func (d *DB) close(ctx context.Context) error {
+	d.closed.Aborted = d.pending.close(ctx)
+	if err := d.gate.close(ctx); err != nil {
+		return err // a disk that hangs: what is below cannot be taken away from who is in it
+	}
+	errs := []error{d.persistRest(ctx)}
+	errs = append(errs, d.committer.close())
+	d.disk.close()
+	d.closed.Leases = int(d.leases.Load())
+	errs = append(errs, d.telemetry.close(), d.segments.Close(), d.index.Close(), d.log.Close())
+	d.residency.clear()
+	if err := d.arena.Close(); err != nil && d.closed.Leases == 0 {
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, d.dir.close())...)
+}
+
+// persistRest writes the dirty pages that the policy keeps, oldest first, until the context ends.
+func (d *DB) persistRest(ctx context.Context) error {
+	var done, skipped []*page
+	defer func() {
+		d.residency.unpinAll(done)
+		d.residency.unpinAll(skipped)
+	}()
+	var failed error
+	for ctx.Err() == nil && failed == nil {
+		pages := d.residency.oldestDirty(writeBackBytes)
+		if len(pages) == 0 {
+			break
+		}
+		var keep []*page
+		for _, p := range pages {
+			if d.keepsDirty(p) {
+				keep = append(keep, p)
+			} else {
+				skipped = append(skipped, p) // pinned, so that it is not offered again
+			}
+		}
+		done = append(done, keep...)
+		if failed = d.persist(ctx, keep); failed == nil {
+			d.closed.Persisted += int64(len(keep))
+			for _, p := range keep {
+				d.closed.PersistedBytes += p.bytes * int64(len(p.slots))
+			}
+		}
+	}
+	// The next open would retire what is not durable; doing it now lets this close report it.
+	var undurable []Generation
+	err := catalogue{d.index}.Read(func(v txn.Reader) error {
+		return txn.Undurable(v, func(g Generation) (bool, error) {
+			undurable = append(undurable, g)
+			return true, nil
+		})
+	})
+	if err == nil && d.log.Err() == nil {
+		err = d.retireAll(context.WithoutCancel(ctx), undurable, txn.ReasonShutdown)
+	}
+	d.closed.Retired = len(undurable)
+	return errors.Join(failed, err)
+}
+
+// catalogue shows the index to package recovery.
+type catalogue struct{ index *index.Index }
+
+func (c catalogue) Read(fn func(v txn.Reader) error) error {
+	s := c.index.Snapshot()
+	return errors.Join(fn(s), s.Close())
+}
+
+func (c catalogue) Update(fn func(v txn.View) error) error {
+	b := c.index.NewBatch()
+	if err := fn(b); err != nil {
+		return errors.Join(err, b.Discard())
+	}
+	return b.Commit()
+}

@@ -1,0 +1,5 @@
+//go:build !invariants
+
+package arena
+
+const poisonsFreed = false

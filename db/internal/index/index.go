@@ -1,0 +1,272 @@
+// Package index keeps the catalogue (package txn) in Pebble.
+//
+// The index is derived: the log is the truth, and what the index lacks after a crash is replayed from it. So Pebble runs
+// with its own write-ahead log off. Every batch carries the LSN of the last record applied in it, and Pebble keeps batches
+// in order, so after a crash the index holds exactly the records up to some LSN: that of the last flush. The log is cut
+// only below that one (DurableApplied). The index may be ahead of the log's synced end, when a flush outran records that
+// nobody waited for; they are in the index then, and numbering goes on behind them.
+//
+// Reads see the memtable first: recent changes are in memory, older ones on disk, and neither memory nor the time to open
+// grows with the number of checkpoints.
+package index
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"syscall"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/holdfast-db/holdfast/txn"
+)
+
+// FormatVersion is the Pebble format that a directory is created with. It is pinned, so that a newer Pebble does not move
+// existing directories on by itself.
+const FormatVersion = pebble.FormatColumnarBlocks
+
+// Sizes of the index in memory.
+const (
+	memTableBytes = 32 << 20 // two of them at most: one filling, one being flushed
+	cacheBytes    = 64 << 20
+	openTables    = 512
+)
+
+// Options of Open.
+type Options struct {
+	FS       vfs.FS // nil: the operating system's
+	ReadOnly bool
+	Logger   *slog.Logger // nil: slog.Default()
+}
+
+// Index is the catalogue on disk. Reading is safe from any number of goroutines; batches belong to one goroutine at a time.
+type Index struct {
+	db    *pebble.DB
+	cache *pebble.Cache
+}
+
+// Open opens or creates the index in dir.
+func Open(dir string, o Options) (*Index, error) {
+	if o.FS == nil {
+		o.FS = vfs.Default
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	cache := pebble.NewCache(cacheBytes)
+	opts := &pebble.Options{
+		FS:                          o.FS,
+		Cache:                       cache,
+		ReadOnly:                    o.ReadOnly,
+		DisableWAL:                  true,
+		FormatMajorVersion:          FormatVersion,
+		MemTableSize:                memTableBytes,
+		MemTableStopWritesThreshold: 4,
+		L0CompactionThreshold:       4,
+		L0StopWritesThreshold:       24,
+		MaxOpenFiles:                openTables,
+		Logger:                      pebbleLog{o.Logger},
+		DisableAutomaticCompactions: false,
+	}
+	for i := range opts.Levels {
+		opts.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
+	}
+	db, err := pebble.Open(dir, opts)
+	if err != nil {
+		cache.Unref()
+		return nil, fmt.Errorf("index %s: %w", dir, classify(err))
+	}
+	return &Index{db: db, cache: cache}, nil
+}
+
+// Close closes the index. What was not flushed is dropped, and replayed from the log at the next open.
+func (x *Index) Close() error {
+	err := x.db.Close()
+	x.cache.Unref()
+	return classify(err)
+}
+
+// Flush makes everything applied durable.
+func (x *Index) Flush() error { return classify(x.db.Flush()) }
+
+// AsyncFlush begins to make everything applied so far durable; the channel is closed once it is.
+func (x *Index) AsyncFlush() (<-chan struct{}, error) {
+	done, err := x.db.AsyncFlush()
+	return done, classify(err)
+}
+
+// DurableApplied is the LSN up to which the index survives a crash.
+func (x *Index) DurableApplied() (txn.LSN, error) {
+	it, err := x.db.NewIter(&pebble.IterOptions{OnlyReadGuaranteedDurable: true})
+	if err != nil {
+		return 0, classify(err)
+	}
+	defer it.Close()
+	return txn.ReadApplied(durableReader{it})
+}
+
+// durableReader reads single keys through an iterator over what is durable.
+type durableReader struct{ it *pebble.Iterator }
+
+func (r durableReader) Get(key []byte) ([]byte, error) {
+	if !r.it.SeekGE(key) || string(r.it.Key()) != string(key) {
+		return nil, classify(r.it.Error())
+	}
+	v, err := r.it.ValueAndErr()
+	return v, classify(err)
+}
+
+func (durableReader) Scan([]byte, func(k, v []byte) (bool, error)) error { return txn.ErrUnsupported }
+
+// DiskBytes is what the index takes on disk.
+func (x *Index) DiskBytes() int64 { return int64(x.db.Metrics().DiskSpaceUsage()) }
+
+// Snapshot gives a consistent view for reading. It is used by one goroutine and must be closed.
+func (x *Index) Snapshot() *Snapshot {
+	s := x.db.NewSnapshot()
+	return &Snapshot{reader: reader{src: s}, snapshot: s}
+}
+
+// Snapshot is the catalogue as it was at one moment. It implements txn.Reader.
+type Snapshot struct {
+	reader
+	snapshot *pebble.Snapshot
+}
+
+// Close ends the snapshot.
+func (s *Snapshot) Close() error {
+	s.release()
+	return classify(s.snapshot.Close())
+}
+
+// NewBatch begins a set of changes. Its reads see the index and the changes made so far.
+func (x *Index) NewBatch() *Batch {
+	b := x.db.NewIndexedBatch()
+	return &Batch{reader: reader{src: b}, batch: b}
+}
+
+// Batch is a set of changes that is applied whole or not at all. It implements txn.View.
+type Batch struct {
+	reader
+	batch *pebble.Batch
+}
+
+// Set implements txn.View.
+func (b *Batch) Set(key, value []byte) error { return classify(b.batch.Set(key, value, nil)) }
+
+// Delete implements txn.View.
+func (b *Batch) Delete(key []byte) error { return classify(b.batch.Delete(key, nil)) }
+
+// Commit applies the changes; they are visible to every reader once it returns, and durable after a later flush.
+func (b *Batch) Commit() error {
+	b.release()
+	err := b.batch.Commit(pebble.NoSync)
+	return classify(errors.Join(err, b.batch.Close()))
+}
+
+// Discard throws the changes away.
+func (b *Batch) Discard() error {
+	b.release()
+	return classify(b.batch.Close())
+}
+
+// reader implements txn.Reader over anything of Pebble's that can be read.
+type reader struct {
+	src    pebble.Reader
+	closer io.Closer // keeps the value of the last Get valid
+}
+
+func (r *reader) release() {
+	if r.closer != nil {
+		r.closer.Close()
+		r.closer = nil
+	}
+}
+
+// Get implements txn.Reader.
+func (r *reader) Get(key []byte) ([]byte, error) {
+	r.release()
+	v, closer, err := r.src.Get(key)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, classify(err)
+	}
+	r.closer = closer
+	if v == nil {
+		v = []byte{}
+	}
+	return v, nil
+}
+
+// Scan implements txn.Reader.
+func (r *reader) Scan(prefix []byte, fn func(key, value []byte) (bool, error)) error {
+	it, err := r.src.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: after(prefix)})
+	if err != nil {
+		return classify(err)
+	}
+	defer it.Close()
+	for ok := it.First(); ok; ok = it.Next() {
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return classify(err)
+		}
+		if more, err := fn(it.Key(), v); err != nil || !more {
+			return err
+		}
+	}
+	return classify(it.Error())
+}
+
+// after is the first key that is above every key with the prefix, nil if there is none.
+func after(prefix []byte) []byte {
+	end := append([]byte(nil), prefix...)
+	for i := len(end) - 1; i >= 0; i-- {
+		if end[i]++; end[i] != 0 {
+			return end[:i+1]
+		}
+	}
+	return nil
+}
+
+// classify gives an error of Pebble's or of the operating system's its class.
+func classify(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("%w: %w", txn.ErrNoSpace, err)
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		return fmt.Errorf("%w: %w", txn.ErrPermission, err)
+	case pebble.IsCorruptionError(err):
+		return fmt.Errorf("%w: %w", txn.ErrCorrupt, err)
+	case errors.Is(err, pebble.ErrClosed):
+		return fmt.Errorf("%w: %w", txn.ErrClosed, err)
+	default:
+		return fmt.Errorf("%w: %w", txn.ErrIO, err)
+	}
+}
+
+// pebbleLog passes on what Pebble has to complain about; its running commentary is dropped.
+type pebbleLog struct{ log *slog.Logger }
+
+func (pebbleLog) Infof(string, ...any) {}
+
+func (l pebbleLog) Errorf(format string, args ...any) {
+	l.log.Error("index", "message", fmt.Sprintf(format, args...))
+}
+
+// Fatalf is called by Pebble where it cannot go on, such as a manifest that cannot be written. The process is not ended:
+// Pebble panics by itself if this returns, which the committer turns into an error of class ErrIO.
+func (l pebbleLog) Fatalf(format string, args ...any) {
+	panic(fatal(fmt.Sprintf(format, args...)))
+}
+
+type fatal string
+
+func (f fatal) Error() string { return "index: " + string(f) }

@@ -1,0 +1,112 @@
+package db
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// WritePolicy says when pages are written to disk.
+type WritePolicy uint8
+
+// The write policies. The zero value is WriteThrough.
+const (
+	// WriteThrough writes the pages of a publication before it is listed: every listed checkpoint survives a crash.
+	WriteThrough WritePolicy = 0
+	// OnEvict lists publications while their pages are in RAM only and writes a page when RAM is needed for others.
+	OnEvict WritePolicy = 1
+	// OnReuse is OnEvict for pages that a restore has used; the others are given up with their checkpoints.
+	OnReuse WritePolicy = 2
+	// Never keeps pages in RAM only. Publications that ask to be durable are written all the same.
+	Never WritePolicy = 3
+)
+
+var writePolicies = [...]string{"write-through", "on-evict", "on-reuse", "never"}
+
+// String gives the name that ParseWritePolicy reads.
+func (p WritePolicy) String() string {
+	if int(p) < len(writePolicies) {
+		return writePolicies[p]
+	}
+	return fmt.Sprintf("WritePolicy(%d)", uint8(p))
+}
+
+// ParseWritePolicy reads write-through, on-evict, on-reuse or never.
+func ParseWritePolicy(s string) (WritePolicy, error) {
+	for i, name := range writePolicies {
+		if s == name {
+			return WritePolicy(i), nil
+		}
+	}
+	return 0, fmt.Errorf("db: write policy %.80q: want one of %v: %w", s, writePolicies, ErrInvalid)
+}
+
+// Options of Open. The zero value opens read-write with 1 GiB of RAM, an unbounded disk and write-through.
+type Options struct {
+	// RAMBytes is the capacity of the RAM tier, MinRAMBytes…MaxRAMBytes; 0 is DefaultRAMBytes.
+	RAMBytes int64
+	// DiskBytes bounds the page payloads on disk, in allocated bytes; 0 is unbounded.
+	DiskBytes int64
+	// WritePolicy says when pages are written.
+	WritePolicy WritePolicy
+	// AdmissionTimeout bounds how long a publication or a restore waits for room, whatever the deadline of its context;
+	// 0 is DefaultAdmissionTimeout.
+	AdmissionTimeout time.Duration
+	// SegmentBytes is the size at which a segment file is closed and the next one begun; 0 is DefaultSegmentBytes.
+	SegmentBytes int64
+	// ReplayBytes bounds the log that an open after a crash has to replay; 0 is DefaultReplayBytes.
+	ReplayBytes int64
+	// Logger receives what an operator should see; nil is slog.Default().
+	Logger *slog.Logger
+	// MeterProvider and TracerProvider take metrics and spans; nil is the global one.
+	MeterProvider  metric.MeterProvider
+	TracerProvider trace.TracerProvider
+}
+
+// Defaults and limits of Options.
+const (
+	DefaultRAMBytes         = 1 << 30
+	MinRAMBytes             = 64 << 10
+	MaxRAMBytes             = 1 << 44
+	DefaultAdmissionTimeout = 8 * time.Second
+	DefaultSegmentBytes     = 256 << 20
+	DefaultReplayBytes      = 16 << 20
+)
+
+func (o Options) withDefaults() (Options, error) {
+	set := func(v *int64, d int64) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	set(&o.RAMBytes, DefaultRAMBytes)
+	set(&o.SegmentBytes, DefaultSegmentBytes)
+	set(&o.ReplayBytes, DefaultReplayBytes)
+	if o.AdmissionTimeout == 0 {
+		o.AdmissionTimeout = DefaultAdmissionTimeout
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	for _, c := range []struct {
+		field         string
+		value, lo, hi int64
+	}{
+		{"Options.RAMBytes", o.RAMBytes, MinRAMBytes, MaxRAMBytes},
+		{"Options.DiskBytes", o.DiskBytes, 0, 1 << 60},
+		{"Options.SegmentBytes", o.SegmentBytes, 1 << 20, 1 << 40},
+		{"Options.ReplayBytes", o.ReplayBytes, 64 << 10, 1 << 32},
+		{"Options.AdmissionTimeout", int64(o.AdmissionTimeout), 1, int64(time.Hour)},
+	} {
+		if err := checkNumber(c.field, c.value, c.lo, c.hi); err != nil {
+			return o, err
+		}
+	}
+	if int(o.WritePolicy) >= len(writePolicies) {
+		return o, fmt.Errorf("db: Options.WritePolicy is %d: want 0…%d: %w", o.WritePolicy, len(writePolicies)-1, ErrInvalid)
+	}
+	return o, nil
+}

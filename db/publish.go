@@ -1,0 +1,759 @@
+package db
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/holdfast-db/holdfast/db/internal/segment"
+	"github.com/holdfast-db/holdfast/txn"
+)
+
+// Generation is the identity of one checkpoint, derived from its content.
+type Generation = txn.Generation
+
+// CheckpointKind says what a checkpoint is for. It decides about supersession and is not part of the identity.
+type CheckpointKind uint8
+
+// The kinds of checkpoint.
+const (
+	Prompt      CheckpointKind = 1 // end of a prompt
+	Response    CheckpointKind = 2 // end of a response
+	PrefillTail CheckpointKind = 3 // inside a long prompt, while it is being computed
+	Instruction CheckpointKind = 4 // leading part that many prompts share; never superseded
+)
+
+var checkpointKinds = [...]string{Prompt: "prompt", Response: "response", PrefillTail: "prefill-tail", Instruction: "instruction"}
+
+// String gives the kind in lower case.
+func (k CheckpointKind) String() string {
+	if k == 0 || int(k) >= len(checkpointKinds) {
+		return fmt.Sprintf("CheckpointKind(%d)", uint8(k))
+	}
+	return checkpointKinds[k]
+}
+
+// PageSet names the pages of one group by their logical positions, strictly increasing.
+type PageSet struct {
+	Group     string
+	Positions []int64
+}
+
+// PublishRequest describes a checkpoint that is to be published.
+type PublishRequest struct {
+	// Sequence holds the tokens. It may be appended to as soon as Begin has returned.
+	Sequence *Sequence
+	// Offset is the exact token offset of the checkpoint, 1…Sequence.Len().
+	Offset int64
+	// Kind is Prompt if zero.
+	Kind CheckpointKind
+	// Request is the id of the serving request, at most MaxRequestBytes of text.
+	Request string
+	// Continues names the checkpoint that the computation went on from; zero if there was none.
+	Continues Generation
+	// Ranks, if not zero, has to equal the number of ranks of the namespace's layout.
+	Ranks int
+	// Groups lists the pages; nil means what the layout calls for at Offset. A list has to name every group of the layout
+	// once, with exactly the positions of the attention pages that a restore at Offset needs, and as many positions of
+	// recurrent and auxiliary pages as the layout declares.
+	Groups []PageSet
+	// Meta is the engine's own, at most MaxMetaBytes. It is part of the identity and comes back with a restore.
+	Meta []byte
+	// Durable asks that the checkpoint is listed only with a complete and synced disk copy, whatever the write policy.
+	Durable bool
+}
+
+// Publication is one attempt at publishing a checkpoint: *begun*, its pages claimed; *filled* rank by rank; *listed* by the
+// commit of the last rank, or *aborted*. It is safe for concurrent use; ranks may fill and commit in parallel.
+//
+// A page that is not there yet is claimed by one publication, which gets a slot for it on every rank. Another publication
+// that needs the same page follows: it waits, shares the page once it is filled, or takes it over if the first one
+// aborts. Followers always began later than whom they follow, so nobody waits in a circle.
+type Publication struct {
+	db       *DB
+	manifest *txn.Manifest
+	sequence *Sequence // a fork of the caller's
+	layout   Layout
+	gen      Generation
+	durable  bool
+	listed   bool // before it began: nothing to write, nothing claimed
+
+	claims []*page // pinned; not in the catalogue when the publication began
+	groups []claim // where in the checkpoint each of them stands
+	byKey  map[txn.Key]bool
+
+	// Guarded by residency.mu.
+	bases   map[txn.Key]bool
+	custody []*page // pinned; dropped from the catalogue since it began
+
+	mu      sync.Mutex // guards what follows; held over the final commit, so that its outcome is known to every caller
+	attempt *txn.Attempt
+	slots   map[slotID]*Slot
+	done    bool // listed, failed or aborted: all pins are given back
+}
+
+// claim says which page of the checkpoint a claimed page is.
+type claim struct {
+	group    int
+	position int64
+}
+
+type slotID struct {
+	rank  int
+	claim int
+}
+
+// Slot is where one rank writes one page. A slot is filled by one goroutine at a time; its memory must not be touched after
+// the rank has committed or the publication has been aborted.
+type Slot struct {
+	name    string
+	group   int
+	at      int64
+	key     txn.Key
+	buf     []byte
+	written int64
+}
+
+// Group is the index of the page's group in the layout.
+func (s *Slot) Group() int { return s.group }
+
+// GroupName is the name of the page's group.
+func (s *Slot) GroupName() string { return s.name }
+
+// Position is the page's logical position in its group.
+func (s *Slot) Position() int64 { return s.at }
+
+// Key is the page's content key. It is the same on all ranks.
+func (s *Slot) Key() txn.Key { return s.key }
+
+// Size is the page's size in bytes.
+func (s *Slot) Size() int64 { return int64(len(s.buf)) }
+
+// Write appends p to the page. Bytes past the end of the page are refused with ErrTooLarge, and then none of p is taken.
+func (s *Slot) Write(p []byte) (int, error) {
+	if int64(len(p)) > s.Size()-s.written {
+		return 0, fmt.Errorf("db: group %q, page %d: write of %d bytes at %d: the page has %d: %w", s.name, s.at, len(p), s.written, s.Size(), ErrTooLarge)
+	}
+	n := copy(s.buf[s.written:], p)
+	s.written += int64(n)
+	return n, nil
+}
+
+// Buffer is the memory of the whole page, off the Go heap, aligned for direct I/O and copy engines. Filled tells how much of
+// it is valid.
+func (s *Slot) Buffer() []byte { return s.buf }
+
+// Filled says that the first n bytes of Buffer are valid.
+func (s *Slot) Filled(n int64) { s.written = min(max(n, 0), s.Size()) }
+
+// Bounds of what a publication retries before it gives up with ErrBusy.
+const (
+	claimTries   = 16
+	publishTries = 16
+)
+
+// need is a page that the catalogue does not know.
+type need struct {
+	claim
+	key, parent txn.Key
+	bytes       int64
+	class       segment.Class
+}
+
+// Begin begins a publication: it claims the pages that are not there yet and reserves RAM for them, waiting for room
+// until the context ends or the admission timeout is over.
+//
+// Errors: ErrInvalid and ErrTooLarge for a request that breaks a rule or a limit, ErrBusy if no room came or too many
+// publications are pending, ErrClosed, ErrFenced, ErrIO. Nothing is left behind by a Begin that failed.
+func (d *DB) Begin(ctx context.Context, r PublishRequest) (*Publication, error) {
+	ctx, span := d.telemetry.span(ctx, "holdfast.begin")
+	defer span.End()
+	if err := d.gate.enter(); err != nil {
+		return nil, err
+	}
+	defer d.gate.leave()
+	p, err := d.newPublication(&r)
+	if err != nil {
+		d.telemetry.rejected.Add(1)
+		return nil, err
+	}
+	if err := d.pending.add(p); err != nil {
+		return nil, err
+	}
+	if err := p.claimPages(ctx); err != nil || p.listed {
+		p.finish("refused")
+		if err != nil {
+			return nil, err
+		}
+		d.telemetry.replays.Add(1)
+	}
+	return p, nil
+}
+
+// Generation is the identity that the checkpoint has or will have.
+func (p *Publication) Generation() Generation { return p.gen }
+
+// Listed reports whether this very checkpoint was listed already when the publication began. Then there is nothing to write:
+// Slots are empty and Commit does nothing.
+func (p *Publication) Listed() bool { return p.listed }
+
+// newPublication checks the request and derives the manifest.
+func (d *DB) newPublication(r *PublishRequest) (*Publication, error) {
+	if r.Sequence == nil {
+		return nil, fmt.Errorf("db: PublishRequest.Sequence is nil: %w", ErrInvalid)
+	}
+	length := r.Sequence.Len()
+	if r.Offset < 1 || r.Offset > length {
+		return nil, fmt.Errorf("db: PublishRequest.Offset is %d: the sequence has offsets 1…%d: %w", r.Offset, length, ErrInvalid)
+	}
+	if r.Kind == 0 {
+		r.Kind = Prompt
+	}
+	if int(r.Kind) >= len(checkpointKinds) {
+		return nil, fmt.Errorf("db: PublishRequest.Kind is %d: want 1…%d: %w", r.Kind, len(checkpointKinds)-1, ErrInvalid)
+	}
+	if err := checkText("PublishRequest.Request", r.Request, 0, MaxRequestBytes); err != nil {
+		return nil, err
+	}
+	if len(r.Meta) > MaxMetaBytes {
+		return nil, fmt.Errorf("db: PublishRequest.Meta has %d bytes: limit %d: %w", len(r.Meta), MaxMetaBytes, ErrTooLarge)
+	}
+	ns := r.Sequence.Namespace()
+	layout := ns.identity.Layout
+	if r.Ranks != 0 && r.Ranks != layout.Ranks {
+		return nil, fmt.Errorf("db: PublishRequest.Ranks is %d: the namespace has %d: %w", r.Ranks, layout.Ranks, ErrInvalid)
+	}
+	seq, err := r.Sequence.Fork(r.Offset)
+	if err != nil {
+		return nil, err
+	}
+	m := &txn.Manifest{
+		Namespace: ns.id, Offset: r.Offset, Prefix: seq.prefix(r.Offset), Ranks: layout.Ranks,
+		Meta: slices.Clone(r.Meta), Kind: uint8(r.Kind), Request: r.Request, Continues: r.Continues,
+	}
+	m.Spine = seq.spine(m.SpineIndex())
+	if m.Groups, err = groupPages(seq, layout, r); err != nil {
+		return nil, err
+	}
+	return &Publication{
+		db: d, manifest: m, sequence: seq, layout: layout, gen: m.Generation(), durable: r.Durable || d.options.WritePolicy == WriteThrough,
+		byKey: map[txn.Key]bool{}, bases: map[txn.Key]bool{}, slots: map[slotID]*Slot{},
+	}, nil
+}
+
+// groupPages derives the keys of the checkpoint's pages and holds the positions of the request, if it gives any, against
+// the layout.
+func groupPages(seq *Sequence, layout Layout, r *PublishRequest) ([]txn.GroupPages, error) {
+	given := make(map[string][]int64, len(r.Groups))
+	for i, s := range r.Groups {
+		if _, ok := given[s.Group]; ok {
+			return nil, fmt.Errorf("db: PublishRequest.Groups[%d]: group %.80q appears twice: %w", i, s.Group, ErrInvalid)
+		}
+		given[s.Group] = s.Positions
+	}
+	if r.Groups != nil && len(r.Groups) != len(layout.Groups) {
+		return nil, fmt.Errorf("db: PublishRequest.Groups has %d groups: the layout has %d: %w", len(r.Groups), len(layout.Groups), ErrInvalid)
+	}
+	groups := make([]txn.GroupPages, len(layout.Groups))
+	copies := int64(0)
+	for i := range layout.Groups {
+		g := &layout.Groups[i]
+		first, count := layout.pagesAt(i, r.Offset)
+		positions, ok := given[g.Name]
+		if r.Groups != nil {
+			if !ok {
+				return nil, fmt.Errorf("db: PublishRequest.Groups lacks group %q (%s), which a checkpoint at %d requires: %w", g.Name, g.Kind, r.Offset, ErrInvalid)
+			}
+			if err := checkPositions(g, positions, first, count, r.Offset); err != nil {
+				return nil, err
+			}
+		}
+		if copies += count; copies > MaxCheckpointPages {
+			return nil, fmt.Errorf("db: a checkpoint at %d has more than %d pages a rank: %w", r.Offset, MaxCheckpointPages, ErrTooLarge)
+		}
+		out := &groups[i]
+		out.PageBytes, out.Count = g.PageBytes, count
+		if g.Kind == Attention && g.WindowTokens == 0 {
+			out.Chained = true
+			out.Head = seq.pageKey(i, count-1, layout.pageEnd(i, count-1, r.Offset))
+			continue
+		}
+		if count > MaxListedPages {
+			return nil, fmt.Errorf("db: group %q has %d pages at %d: limit %d for a group that is not full attention: %w", g.Name, count, r.Offset, MaxListedPages, ErrTooLarge)
+		}
+		if positions == nil {
+			positions = make([]int64, count)
+			for j := range positions {
+				positions[j] = first + int64(j)
+			}
+		}
+		out.Positions, out.Keys = slices.Clone(positions), make([]txn.Key, count)
+		for j, at := range positions {
+			out.Keys[j] = seq.pageKey(i, at, layout.pageEnd(i, at, r.Offset))
+		}
+	}
+	return groups, nil
+}
+
+func checkPositions(g *Group, positions []int64, first, count, offset int64) error {
+	if int64(len(positions)) != count {
+		return fmt.Errorf("db: PublishRequest.Groups: group %q (%s) lists %d pages: a checkpoint at %d requires %d: %w", g.Name, g.Kind, len(positions), offset, count, ErrInvalid)
+	}
+	for j, at := range positions {
+		switch {
+		case at < 0 || at > MaxPosition:
+			return fmt.Errorf("db: PublishRequest.Groups: group %q: position %d: want 0…%d: %w", g.Name, at, int64(MaxPosition), ErrInvalid)
+		case j > 0 && at <= positions[j-1]:
+			return fmt.Errorf("db: PublishRequest.Groups: group %q: position %d after %d: want strictly increasing positions: %w", g.Name, at, positions[j-1], ErrInvalid)
+		case g.Kind == Attention && at != first+int64(j):
+			return fmt.Errorf("db: PublishRequest.Groups: group %q: position %d: a checkpoint at %d requires %d…%d: %w", g.Name, at, offset, first, first+count-1, ErrInvalid)
+		}
+	}
+	return nil
+}
+
+// chainKey gives the key of a page of a chained group.
+func (p *Publication) chainKey(group int, position int64) txn.Key {
+	return p.sequence.pageKey(group, position, p.layout.pageEnd(group, position, p.manifest.Offset))
+}
+
+// missing finds the pages that the catalogue does not know, and the known pages that the checkpoint builds on.
+func (p *Publication) missing(v txn.Reader) (needs []need, bases []txn.Key, err error) {
+	for i := range p.manifest.Groups {
+		g := &p.manifest.Groups[i]
+		if !g.Chained {
+			class := segment.Own
+			if p.layout.Groups[i].Kind == Attention {
+				class = segment.Shared
+			}
+			for j, key := range g.Keys {
+				entry, err := txn.ReadPage(v, key)
+				if err != nil {
+					return nil, nil, err
+				}
+				if entry != nil {
+					bases = append(bases, key)
+					continue
+				}
+				needs = append(needs, need{claim: claim{i, g.Positions[j]}, key: key, bytes: g.PageBytes, class: class})
+			}
+			continue
+		}
+		start := len(needs)
+		for k, key := g.Count-1, g.Head; k >= 0; k-- {
+			entry, err := txn.ReadPage(v, key)
+			if err != nil {
+				return nil, nil, err
+			}
+			if entry != nil {
+				bases = append(bases, key)
+				break
+			}
+			n := need{claim: claim{i, k}, key: key, bytes: g.PageBytes, class: segment.Shared}
+			if k == g.Count-1 && p.manifest.Offset%p.layout.Groups[i].PageTokens != 0 {
+				n.class = segment.Own // a page that is not full belongs to this checkpoint alone
+			}
+			if k > 0 {
+				n.parent = p.chainKey(i, k-1)
+			}
+			needs = append(needs, n)
+			key = n.parent
+		}
+		slices.Reverse(needs[start:])
+	}
+	return needs, bases, nil
+}
+
+// claimPages looks up what is missing, reserves RAM for it and claims it. What others did in between is noticed by looking
+// again after the bases are registered; then it begins anew.
+func (p *Publication) claimPages(ctx context.Context) error {
+	for range claimTries {
+		snapshot := p.db.index.Snapshot()
+		state, err := txn.ReadState(snapshot, p.gen)
+		var needs []need
+		var bases []txn.Key
+		if err == nil {
+			if p.listed = state != nil && state.Status == txn.Listed; !p.listed {
+				needs, bases, err = p.missing(snapshot)
+			}
+		}
+		snapshot.Close()
+		if err != nil || p.listed {
+			return err
+		}
+		if n := int64(len(needs)) * int64(p.manifest.Ranks); n > MaxPublicationCopies {
+			return fmt.Errorf("db: publication of %d new pages on %d ranks: limit %d page copies: %w", len(needs), p.manifest.Ranks, MaxPublicationCopies, ErrTooLarge)
+		}
+		ok, err := p.tryClaim(ctx, needs, bases)
+		if err != nil || ok {
+			return err
+		}
+	}
+	return fmt.Errorf("db: publication at %d: the pages it builds on kept changing: %w", p.manifest.Offset, ErrBusy)
+}
+
+func (p *Publication) tryClaim(ctx context.Context, needs []need, bases []txn.Key) (ok bool, err error) {
+	r := p.db.residency
+	r.mu.Lock()
+	for _, key := range bases {
+		r.register(key, p)
+	}
+	var sizes []int64
+	for i := range needs {
+		if q := r.pages[needs[i].key]; q == nil {
+			for range p.manifest.Ranks {
+				sizes = append(sizes, needs[i].bytes)
+			}
+		}
+	}
+	r.mu.Unlock()
+	defer func() {
+		if !ok {
+			p.letGo("")
+		}
+	}()
+	if still, err := p.basesKnown(bases); err != nil || !still {
+		return false, err
+	}
+	slots, err := p.db.allocate(ctx, sizes)
+	if err != nil {
+		return false, err
+	}
+	var out leftovers
+	r.mu.Lock()
+	defer func() {
+		out.slots = append(out.slots, slots...)
+		r.mu.Unlock()
+		r.giveBack(&out)
+	}()
+	for i := range needs {
+		n := &needs[i]
+		q := r.pages[n.key]
+		if q == nil {
+			if len(slots) < p.manifest.Ranks || slots[0].Len() != n.bytes {
+				return false, nil // a page that was there is gone; what is claimed so far is let go
+			}
+			q = &page{key: n.key, parent: n.parent, bytes: n.bytes, class: n.class, filler: p, done: make([]bool, p.manifest.Ranks)}
+			q.slots, slots = slices.Clone(slots[:p.manifest.Ranks]), slots[p.manifest.Ranks:]
+			r.pages[n.key] = q
+		} else if q.filler != nil {
+			q.followers = append(q.followers, p)
+		}
+		r.pin(q)
+		p.claims = append(p.claims, q)
+		p.groups = append(p.groups, n.claim)
+		p.byKey[n.key] = true
+	}
+	return true, nil
+}
+
+func (p *Publication) basesKnown(bases []txn.Key) (bool, error) {
+	snapshot := p.db.index.Snapshot()
+	defer snapshot.Close()
+	for _, key := range bases {
+		entry, err := txn.ReadPage(snapshot, key)
+		if err != nil || entry == nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// letGo gives back all claims. Pages that the publication was filling go to the publication that follows first, or
+// disappear.
+func (p *Publication) letGo(string) {
+	r := p.db.residency
+	var out leftovers
+	r.mu.Lock()
+	for _, q := range p.claims {
+		q.followers = slices.DeleteFunc(q.followers, func(f *Publication) bool { return f == p })
+		if q.filler == p {
+			q.filler = nil
+			if len(q.followers) > 0 {
+				q.filler, q.followers = q.followers[0], q.followers[1:]
+			} else {
+				q.lost = true // unfinished bytes: never readable by anybody
+			}
+			q.signal()
+		}
+		r.unpin(q, &out)
+	}
+	for _, q := range p.custody {
+		r.unpin(q, &out)
+	}
+	r.unregister(p)
+	p.claims, p.groups, p.custody = nil, nil, nil
+	clear(p.byKey)
+	r.mu.Unlock()
+	r.giveBack(&out)
+}
+
+// finish ends the publication and gives everything back. With p.mu, or before the publication is known to anybody.
+func (p *Publication) finish(why string) {
+	if p.done {
+		return
+	}
+	p.done = true
+	p.attempt.End(why)
+	p.letGo(why)
+	clear(p.slots)
+	p.db.pending.remove(p)
+}
+
+// Slots gives the slots that this rank has to fill: one for every page that is not there yet and that no other publication
+// fills. Pages that another one is filling are waited for, until they are shared or taken over.
+//
+// Errors: ErrInvalid for a rank that the layout does not have, ErrBusy if the context or the admission timeout ended first
+// (call again), ErrConflict once the publication has ended.
+func (p *Publication) Slots(ctx context.Context, rank int) ([]*Slot, error) {
+	if err := p.checkRank(rank); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.db.options.AdmissionTimeout)
+	defer cancel()
+	for {
+		slots, wait, err := p.tryslots(rank)
+		if err != nil || wait == nil {
+			return slots, err
+		}
+		select {
+		case <-wait:
+		case <-p.db.gate.stopping:
+			return nil, errClosed
+		case <-ctx.Done():
+			return nil, fmt.Errorf("db: rank %d waits for pages that another publication is filling: %w: %w", rank, ErrBusy, context.Cause(ctx))
+		}
+	}
+}
+
+func (p *Publication) tryslots(rank int) (slots []*Slot, wait <-chan struct{}, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.listed {
+		return nil, nil, nil
+	}
+	if err := p.attempt.Alive(); err != nil {
+		return nil, nil, err
+	}
+	if p.attempt.HasCommitted(rank) {
+		return nil, nil, nil
+	}
+	r := p.db.residency
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, q := range p.claims {
+		switch {
+		case q.filler == nil || q.done[rank]:
+		case q.filler != p:
+			return nil, q.wait(), nil
+		default:
+			slots = append(slots, p.slot(rank, i))
+		}
+	}
+	return slots, nil, nil
+}
+
+// slot gives the same object for the same page and rank, so that what was written stays counted.
+func (p *Publication) slot(rank, i int) *Slot {
+	id := slotID{rank, i}
+	s := p.slots[id]
+	if s == nil {
+		q, at := p.claims[i], p.groups[i]
+		s = &Slot{name: p.layout.Groups[at.group].Name, group: at.group, at: at.position, key: q.key, buf: q.slots[rank].Bytes()}
+		p.slots[id] = s
+	}
+	return s
+}
+
+func (p *Publication) checkRank(rank int) error {
+	if rank < 0 || rank >= p.manifest.Ranks {
+		return fmt.Errorf("db: rank %d: the namespace has ranks 0…%d: %w", rank, p.manifest.Ranks-1, ErrInvalid)
+	}
+	return nil
+}
+
+// Commit says that the rank has filled its slots. The commit of the last rank lists the checkpoint, in one logged
+// transaction, and returns true; before that nothing of it is visible. Committing a rank again returns false.
+//
+// Errors: ErrInvalid for a wrong rank or a slot that is not full (nothing changes, fill it and call again); ErrBusy while
+// another publication fills pages of this rank (call Slots); ErrConflict if the publication has ended or what it builds on is
+// gone. Any error of the last rank's final step ends the publication: nothing of it stays, and it may be begun anew.
+func (p *Publication) Commit(ctx context.Context, rank int) (listed bool, err error) {
+	ctx, span := p.db.telemetry.span(ctx, "holdfast.commit")
+	defer span.End()
+	if err := p.checkRank(rank); err != nil {
+		return false, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.listed {
+		return false, nil
+	}
+	if err := p.attempt.Alive(); err != nil {
+		return false, err
+	}
+	if p.attempt.HasCommitted(rank) {
+		return false, nil
+	}
+	if err := p.db.gate.enter(); err != nil {
+		return false, err
+	}
+	defer p.db.gate.leave()
+	if err := p.commitRank(rank); err != nil {
+		return false, err
+	}
+	_, complete, err := p.attempt.Commit(rank)
+	if err != nil || !complete {
+		return false, err
+	}
+	if err := p.publish(ctx); err != nil {
+		p.finish("failed")
+		return false, err
+	}
+	p.listed = true
+	p.finish("published")
+	return true, nil
+}
+
+// commitRank checks that all pages of the rank are filled and marks those that this publication filled.
+func (p *Publication) commitRank(rank int) error {
+	r := p.db.residency
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, q := range p.claims {
+		if q.filler == nil || q.done[rank] {
+			continue
+		}
+		name, at := p.layout.Groups[p.groups[i].group].Name, p.groups[i].position
+		if q.filler != p {
+			return fmt.Errorf("db: rank %d: group %q, page %d is being filled by another publication: %w", rank, name, at, ErrBusy)
+		}
+		written := int64(0)
+		if s := p.slots[slotID{rank, i}]; s != nil {
+			written = s.written
+		}
+		if written != q.bytes {
+			return fmt.Errorf("db: rank %d: group %q, page %d: %d of %d bytes written: %w", rank, name, at, written, q.bytes, ErrInvalid)
+		}
+	}
+	for _, q := range p.claims {
+		if q.filler != p || q.done[rank] {
+			continue
+		}
+		q.done[rank] = true
+		if !slices.Contains(q.done, false) {
+			q.filler, q.followers, q.done = nil, nil, nil
+		}
+		q.signal()
+	}
+	return nil
+}
+
+// Abort ends the publication. What it claimed goes to the publications that wait for it, or is given back. Aborting one that
+// is listed, or has ended, does nothing.
+func (p *Publication) Abort() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.finish("aborted")
+	return nil
+}
+
+// publish lists the checkpoint. All ranks have committed.
+func (p *Publication) publish(ctx context.Context) error {
+	for range publishTries {
+		if p.durable {
+			if err := p.makeDurable(ctx); err != nil {
+				return err
+			}
+		}
+		var again bool
+		t := &transaction{
+			decide: func(v txn.Reader) (txn.Record, error) {
+				rec, err := txn.DecidePublish(v, &txn.PublishIntent{
+					Manifest: p.manifest, Committed: p.attempt.Committed(), Encoding: p.sequence.namespace.encoding, Durable: p.durable,
+					SpineKey: p.sequence.spine, ChainKey: p.chainKey, Have: p.have,
+				})
+				if v, ok := err.(*txn.Violation); ok && v.Invariant == txn.PayloadBeforeRecord {
+					again = true // another publication listed pages without their disk copies in between
+				}
+				if rec == nil || err != nil {
+					return nil, err
+				}
+				return rec, nil
+			},
+			applied: func(*txn.Effects) { p.db.residency.published(p.claims) },
+		}
+		err := p.db.committer.commit(ctx, t, p.durable)
+		if !again {
+			return err
+		}
+	}
+	return fmt.Errorf("db: publication at %d: its pages kept changing: %w", p.manifest.Offset, ErrBusy)
+}
+
+// have reports whether the publication holds a page on all ranks, and its disk copies. On the committer goroutine.
+func (p *Publication) have(key txn.Key) ([]txn.Placement, bool) {
+	r := p.db.residency
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	q := r.pages[key]
+	if q == nil || !q.complete() || q.lost {
+		return nil, false
+	}
+	if !p.byKey[key] && !slices.Contains(p.custody, q) {
+		return nil, false // somebody else's: nothing keeps it until the record is applied
+	}
+	return q.place, true
+}
+
+// makeDurable writes every page of the checkpoint that has no disk copy: those it claimed, and older ones that the
+// catalogue knows without one.
+func (p *Publication) makeDurable(ctx context.Context) error {
+	pages := slices.Clone(p.claims)
+	p.db.residency.mu.Lock()
+	pages = append(pages, p.custody...)
+	p.db.residency.mu.Unlock()
+	older, err := p.undurableBases()
+	if err != nil {
+		return err
+	}
+	defer p.db.residency.unpinAll(older)
+	return p.db.persist(ctx, append(pages, older...))
+}
+
+// undurableBases pins the pages without a disk copy that the checkpoint builds on.
+func (p *Publication) undurableBases() (pages []*page, err error) {
+	r := p.db.residency
+	r.mu.Lock()
+	next := make([]txn.Key, 0, len(p.bases))
+	for key := range p.bases {
+		next = append(next, key)
+	}
+	r.mu.Unlock()
+	snapshot := p.db.index.Snapshot()
+	defer snapshot.Close()
+	for len(next) > 0 {
+		key := next[len(next)-1]
+		next = next[:len(next)-1]
+		entry, err := txn.ReadPage(snapshot, key)
+		if err != nil {
+			return pages, err
+		}
+		if entry == nil || entry.ChainDurable {
+			continue
+		}
+		if len(entry.Place) == 0 {
+			r.mu.Lock()
+			if q := r.pages[key]; q != nil {
+				r.pin(q)
+				pages = append(pages, q)
+			}
+			r.mu.Unlock()
+		}
+		if !entry.Parent.IsZero() {
+			next = append(next, entry.Parent)
+		}
+	}
+	return pages, nil
+}

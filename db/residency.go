@@ -1,0 +1,377 @@
+package db
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/holdfast-db/holdfast/db/internal/arena"
+	"github.com/holdfast-db/holdfast/db/internal/segment"
+	"github.com/holdfast-db/holdfast/txn"
+)
+
+// page is what this process holds of one page: the bytes of every rank in RAM, or on their way, and where its disk copies
+// are. The catalogue says what exists; a page object exists only while something of the page is in RAM or somebody uses it.
+// All fields are guarded by residency.mu, the bytes behind slots by the states below.
+//
+// States:
+//
+//	filling   filler != nil: that publication alone writes the slots, rank by rank (done)
+//	resident  slots != nil, filler == nil: readable by whoever has a pin; it is dirty if place == nil
+//	absent    slots == nil: on disk only; with busy set somebody loads it
+//
+// A page that has pins is never evicted, and neither its slots nor its disk copies are given to anybody else. A page that
+// has none is either evictable (in the clean or dirty list, if the catalogue knows it) or released at once.
+type page struct {
+	key    txn.Key
+	parent txn.Key
+	bytes  int64
+	class  segment.Class
+
+	slots []arena.Slot    // one per rank, or nil
+	place []txn.Placement // one per rank, or nil
+	pins  int
+
+	known  bool // in the catalogue
+	lost   bool // its disk copy turned out bad; not to be shared any more
+	reused bool // a restore has used it
+
+	filler    *Publication
+	done      []bool         // while filling: ranks whose bytes are complete
+	followers []*Publication // publications that share the page once it is filled, in order of arrival
+	busy      bool           // being loaded or written
+	changed   chan struct{}  // closed at the next change of filler, done or busy; nil if nobody waits
+
+	list       *pageList
+	prev, next *page
+}
+
+func (p *page) complete() bool { return p.filler == nil && (p.slots != nil || p.place != nil) }
+
+func (p *page) dirty() bool { return p.slots != nil && p.place == nil }
+
+// wait gives a channel that is closed at the next change. With residency.mu.
+func (p *page) wait() <-chan struct{} {
+	if p.changed == nil {
+		p.changed = make(chan struct{})
+	}
+	return p.changed
+}
+
+// signal wakes who waits. With residency.mu.
+func (p *page) signal() {
+	if p.changed != nil {
+		close(p.changed)
+		p.changed = nil
+	}
+}
+
+// pageList is a list of pages in the order in which they were last used.
+type pageList struct{ first, last *page }
+
+func (l *pageList) append(p *page) {
+	p.list, p.prev, p.next = l, l.last, nil
+	if l.last != nil {
+		l.last.next = p
+	} else {
+		l.first = p
+	}
+	l.last = p
+}
+
+func (p *page) unlink() {
+	l := p.list
+	if l == nil {
+		return
+	}
+	if p.prev != nil {
+		p.prev.next = p.next
+	} else {
+		l.first = p.next
+	}
+	if p.next != nil {
+		p.next.prev = p.prev
+	} else {
+		l.last = p.prev
+	}
+	p.list, p.prev, p.next = nil, nil, nil
+}
+
+// residency is the table of all page objects. Its lock is held for a few map operations at a time and never over I/O,
+// allocation or a wait.
+//
+// A publication reuses pages that the catalogue knows without holding each of them: it registers the last known page of
+// each chain as its *basis*. Should that page be dropped from the catalogue before the publication commits, the
+// publication gets custody of it, and of its ancestors as they are dropped, and declares them anew when it commits. So the
+// retirement of an ancestor never fails a publication that builds on it, and a publication costs what is new.
+type residency struct {
+	arena *arena.Arena
+
+	mu    sync.Mutex // guards all that follows, and all fields of all pages
+	pages map[txn.Key]*page
+	basis map[txn.Key]map[*Publication]bool
+	clean pageList // evictable, with disk copies
+	dirty pageList // evictable once they have disk copies, or once what needs them is retired
+	room  chan struct{}
+
+	// quarantine holds the pages that were lost and not published again since, at most MaxQuarantine of them. The channel is
+	// closed once all that needs the page is retired; until then nobody reads it again.
+	quarantine map[txn.Key]<-chan struct{}
+
+	disk func([]txn.Placement) // takes disk copies that nothing needs any more; called without the lock
+}
+
+func newResidency(a *arena.Arena, disk func([]txn.Placement)) *residency {
+	return &residency{arena: a, disk: disk, pages: map[txn.Key]*page{}, basis: map[txn.Key]map[*Publication]bool{}, quarantine: map[txn.Key]<-chan struct{}{}, room: make(chan struct{})}
+}
+
+// leftovers is what a change of the table set free; it is given back after the lock is.
+type leftovers struct {
+	slots  []arena.Slot
+	places []txn.Placement
+	room   bool // a page became evictable
+}
+
+// giveBack returns memory and disk space, and wakes who waits for room. Without residency.mu.
+func (r *residency) giveBack(l *leftovers) {
+	for _, s := range l.slots {
+		if err := r.arena.Free(s); err != nil {
+			panic(err) // a slot freed twice: some page's bytes are no longer its own, nothing read from RAM can be trusted
+		}
+	}
+	if len(l.places) > 0 {
+		r.mu.Lock()
+		disk := r.disk
+		r.mu.Unlock()
+		disk(l.places)
+	}
+	if len(l.slots) > 0 || l.room {
+		r.mu.Lock()
+		close(r.room)
+		r.room = make(chan struct{})
+		r.mu.Unlock()
+	}
+}
+
+// roomChanged gives a channel that is closed when memory was freed or may be freed by evicting. Without residency.mu.
+func (r *residency) roomChanged() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.room
+}
+
+// pin keeps the page. With residency.mu.
+func (r *residency) pin(p *page) {
+	p.pins++
+	p.unlink()
+}
+
+// unpin lets go of the page. With residency.mu.
+func (r *residency) unpin(p *page, out *leftovers) {
+	if p.pins--; p.pins < 0 {
+		panic(fmt.Sprintf("page %s: %d pins", p.key.Short(), p.pins))
+	}
+	if p.pins == 0 {
+		r.settle(p, out)
+	}
+}
+
+// settle puts a page without pins where it belongs. With residency.mu.
+func (r *residency) settle(p *page, out *leftovers) {
+	switch {
+	case !p.known || p.lost: // nothing leads to it any more
+		out.slots = append(out.slots, p.slots...)
+		out.places = append(out.places, p.place...)
+		p.slots, p.place = nil, nil
+		r.forget(p)
+	case p.slots == nil:
+		r.forget(p)
+	case p.place != nil:
+		r.clean.append(p)
+		out.room = true
+	default:
+		r.dirty.append(p)
+		out.room = true
+	}
+}
+
+// forget takes the page out of the table, unless another object has taken its place. With residency.mu.
+func (r *residency) forget(p *page) {
+	if r.pages[p.key] == p {
+		delete(r.pages, p.key)
+	}
+}
+
+// unpinAll lets go of pages.
+func (r *residency) unpinAll(pages []*page) {
+	var out leftovers
+	r.mu.Lock()
+	for _, p := range pages {
+		r.unpin(p, &out)
+	}
+	r.mu.Unlock()
+	r.giveBack(&out)
+}
+
+// evictClean frees clean pages, the least recently used first, until bytes of RAM are free or none is left. It takes no
+// transaction: the disk copies are known.
+func (r *residency) evictClean(bytes int64) (freed int64, pages int64) {
+	var out leftovers
+	r.mu.Lock()
+	for p := r.clean.first; p != nil && freed < bytes; p = r.clean.first {
+		p.unlink()
+		for _, s := range p.slots {
+			freed += int64(len(s.Padded()))
+		}
+		out.slots = append(out.slots, p.slots...)
+		p.slots = nil
+		r.forget(p)
+		pages++
+	}
+	r.mu.Unlock()
+	r.giveBack(&out)
+	return freed, pages
+}
+
+// oldestDirty pins dirty pages, the least recently used first, up to so many bytes of all ranks, at least one if there is any.
+func (r *residency) oldestDirty(bytes int64) (pages []*page) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for p := r.dirty.first; p != nil && (bytes > 0 || len(pages) == 0); p = r.dirty.first {
+		r.pin(p)
+		pages = append(pages, p)
+		bytes -= p.bytes * int64(len(p.slots))
+	}
+	return pages
+}
+
+// published marks the pages as known to the catalogue. On the committer goroutine.
+func (r *residency) published(pages []*page) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range pages {
+		p.known = true
+		delete(r.quarantine, p.key)
+	}
+}
+
+// dropped follows the catalogue: the pages are not known any more. What nobody uses is given back; what a publication builds
+// on becomes its own. On the committer goroutine.
+func (r *residency) dropped(pages []txn.DroppedPage) {
+	var out leftovers
+	r.mu.Lock()
+	for _, d := range pages {
+		p := r.pages[d.Key]
+		builders := r.basis[d.Key]
+		if r.quarantine[d.Key] != nil {
+			builders = nil // nothing can be built on it: the publication is refused as incomplete when it commits
+		}
+		if p == nil && len(builders) == 0 {
+			out.places = append(out.places, d.Place...)
+			continue
+		}
+		if p == nil {
+			p = &page{key: d.Key, parent: d.Parent, bytes: d.Bytes, place: d.Place, class: segment.Shared}
+			r.pages[d.Key] = p
+		}
+		p.known = false
+		for b := range builders {
+			r.pin(p)
+			b.custody = append(b.custody, p)
+			r.register(d.Parent, b)
+		}
+		delete(r.basis, d.Key)
+		if p.pins == 0 {
+			p.unlink()
+			r.settle(p, &out)
+		}
+	}
+	r.mu.Unlock()
+	r.giveBack(&out)
+}
+
+// register makes key a basis of the publication. With residency.mu.
+func (r *residency) register(key txn.Key, b *Publication) {
+	if key.IsZero() {
+		return
+	}
+	m := r.basis[key]
+	if m == nil {
+		m = map[*Publication]bool{}
+		r.basis[key] = m
+	}
+	m[b] = true
+	b.bases[key] = true
+}
+
+// unregister ends all registrations of the publication. With residency.mu.
+func (r *residency) unregister(b *Publication) {
+	for key := range b.bases {
+		if m := r.basis[key]; m != nil {
+			if delete(m, b); len(m) == 0 {
+				delete(r.basis, key)
+			}
+		}
+	}
+	clear(b.bases)
+}
+
+// detach takes a page whose disk copy is not the one that the catalogue names (any more) out of the table. It goes with its
+// last pin, and the disk copy stays the catalogue's business. With residency.mu.
+func (r *residency) detach(p *page) {
+	p.lost = true
+	if p.known {
+		p.place = nil
+	}
+	r.forget(p)
+}
+
+// lose takes a page whose disk copy is bad out of the table, so that nobody shares it any more, and puts it in quarantine.
+// With residency.mu.
+func (r *residency) lose(p *page, retired <-chan struct{}) {
+	r.detach(p)
+	if len(r.quarantine) < MaxQuarantine {
+		r.quarantine[p.key] = retired
+	}
+}
+
+// counts is the content of the table, for Stats and for tests.
+type residencyCounts struct {
+	pages, pinned, filling, dirty, quarantined int
+	dirtyBytes                                 int64
+}
+
+func (r *residency) counts() (c residencyCounts) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c.quarantined = len(r.quarantine)
+	for _, p := range r.pages {
+		c.pages++
+		if p.pins > 0 {
+			c.pinned++
+		}
+		if p.filler != nil {
+			c.filling++
+		} else if p.dirty() {
+			c.dirty++
+			c.dirtyBytes += p.bytes * int64(len(p.slots))
+		}
+	}
+	return c
+}
+
+// clear frees the memory of all pages that nobody holds. The database is closing: nothing else uses the table.
+func (r *residency) clear() {
+	var out leftovers
+	r.mu.Lock()
+	for _, p := range r.pages {
+		if p.pins == 0 {
+			p.unlink()
+			out.slots = append(out.slots, p.slots...)
+			p.slots = nil
+			r.forget(p)
+		}
+	}
+	r.disk = func([]txn.Placement) {} // space of pages that leases still hold is found by the next open
+	r.mu.Unlock()
+	r.giveBack(&out)
+}

@@ -1,0 +1,452 @@
+package db
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/holdfast-db/holdfast/db/internal/segment"
+	"github.com/holdfast-db/holdfast/txn"
+)
+
+// Page is one page of a restored checkpoint.
+type Page struct {
+	Group    int // index in the layout
+	Position int64
+	Key      txn.Key
+	Bytes    []byte // off the Go heap; read-only; valid until Release
+}
+
+// Restoration is a checkpoint whose pages are all in RAM, pinned until Release. It is safe for concurrent use.
+type Restoration struct {
+	db     *DB
+	offset int64
+	gen    Generation
+	meta   []byte
+	where  []claim
+	pages  []*page
+
+	once sync.Once
+}
+
+// Offset is the length of the restored prefix in tokens.
+func (r *Restoration) Offset() int64 { return r.offset }
+
+// Generation is the listed checkpoint at exactly this offset, zero at a page boundary inside a longer one.
+func (r *Restoration) Generation() Generation { return r.gen }
+
+// Meta is what the publisher gave the checkpoint, nil at a page boundary inside a longer one.
+func (r *Restoration) Meta() []byte { return slices.Clone(r.meta) }
+
+// Pages gives the pages of one rank, by group and then by position. After Release, and for a rank that does not exist, it
+// gives nil.
+func (r *Restoration) Pages(rank int) []Page {
+	r.db.residency.mu.Lock()
+	defer r.db.residency.mu.Unlock()
+	if r.pages == nil || rank < 0 || rank >= len(r.pages[0].slots) {
+		return nil
+	}
+	pages := make([]Page, len(r.pages))
+	for i, p := range r.pages {
+		pages[i] = Page{Group: r.where[i].group, Position: r.where[i].position, Key: p.key, Bytes: p.slots[rank].Bytes()}
+	}
+	return pages
+}
+
+// Release lets go of the pages. Releasing again does nothing.
+func (r *Restoration) Release() {
+	r.once.Do(func() {
+		r.db.residency.mu.Lock()
+		pages := r.pages
+		r.pages = nil
+		r.db.residency.mu.Unlock()
+		r.db.residency.unpinAll(pages)
+		r.db.leases.Add(-1)
+	})
+}
+
+// Bounds of what a restore retries.
+const restoreTries = 16
+
+// errChanged says that the catalogue moved on under a restore.
+var errChanged = fmt.Errorf("db: the catalogue changed: %w", ErrBusy)
+
+// Restore brings the longest restorable prefix of the sequence into RAM, for all ranks at once, every page checked
+// against its checksum as it is read. A page that turns out lost or corrupt is quarantined, every checkpoint that needs it is
+// retired, and the same call goes on with the next shorter candidate.
+//
+// Errors: ErrNotFound is a miss; ErrBusy means that no room came before the context or the admission timeout ended, or
+// that too many restorations are held, and the checkpoint stays listed; ErrTooLarge that it is larger than the RAM
+// tier; ErrInvalid, ErrClosed, ErrIO.
+func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (*Restoration, error) {
+	ctx, span := d.telemetry.span(ctx, "holdfast.restore")
+	defer span.End()
+	limit, err := o.max(s)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.gate.enter(); err != nil {
+		return nil, err
+	}
+	defer d.gate.leave()
+	if d.leases.Add(1) > MaxLeases {
+		d.leases.Add(-1)
+		return nil, fmt.Errorf("db: %d restorations are held: %w", MaxLeases, ErrBusy)
+	}
+	r, err := d.restore(ctx, s, limit)
+	if err != nil {
+		d.leases.Add(-1)
+		return nil, err
+	}
+	return r, nil
+}
+
+func (d *DB) restore(ctx context.Context, s *Sequence, limit int64) (*Restoration, error) {
+	changes, asked := 0, limit
+	for {
+		r, err := d.restoreLongest(ctx, s, limit)
+		var gone *lostPages
+		var waits *beingRetired
+		switch {
+		case err == nil:
+			d.telemetry.restore(ctx, asked, r)
+			return r, nil
+		case errors.As(err, &gone):
+			d.counters.failedReads.Add(int64(len(gone.pages)))
+			if err := d.retireLost(ctx, gone); err != nil {
+				return nil, err
+			}
+			limit = gone.offset - 1 // strictly shorter, so this ends
+		case errors.Is(err, errChanged):
+			if changes++; changes == restoreTries {
+				return nil, err
+			}
+			if !errors.As(err, &waits) {
+				continue
+			}
+			select {
+			case <-waits.retired:
+			case <-d.gate.stopping:
+				return nil, errClosed
+			case <-ctx.Done():
+				return nil, fmt.Errorf("%w: %w", err, context.Cause(ctx))
+			}
+		case errors.Is(err, ErrNotFound):
+			d.telemetry.lookup(ctx, asked, 0)
+			return nil, err
+		default:
+			return nil, err
+		}
+	}
+}
+
+// lostPages says that pages of a candidate could not be read back. They are pinned, out of the table and in quarantine.
+type lostPages struct {
+	offset  int64
+	pages   []*page
+	cause   error
+	retired chan struct{} // to be closed once all that needs them is retired
+}
+
+func (l *lostPages) Error() string {
+	return fmt.Sprintf("db: checkpoint at %d: %d pages lost: %v", l.offset, len(l.pages), l.cause)
+}
+
+func (l *lostPages) Unwrap() error { return l.cause }
+
+// beingRetired says that a page of the candidate is lost and that somebody is retiring what needs it.
+type beingRetired struct{ retired <-chan struct{} }
+
+func (*beingRetired) Error() string { return errChanged.Error() }
+
+func (*beingRetired) Unwrap() error { return errChanged }
+
+// retireLost takes the lost pages and all that needs them out of the catalogue.
+func (d *DB) retireLost(ctx context.Context, l *lostPages) error {
+	d.options.Logger.Warn("pages lost, their checkpoints are retired", "pages", len(l.pages), "offset", l.offset, "error", l.cause)
+	// The caller's context must not end this half way: what is listed has to be restorable.
+	err := d.giveUp(context.WithoutCancel(ctx), l.pages, txn.ReasonLost)
+	close(l.retired)
+	d.residency.unpinAll(l.pages)
+	return err
+}
+
+// restoreLongest restores the longest candidate. On lostPages the lost ones stay pinned, for retireLost.
+func (d *DB) restoreLongest(ctx context.Context, s *Sequence, limit int64) (*Restoration, error) {
+	snapshot := d.index.Snapshot()
+	c, err := longest(snapshot, s, limit)
+	if err == nil && c.offset == 0 {
+		err = miss(s)
+	}
+	if err != nil {
+		snapshot.Close()
+		return nil, err
+	}
+	r := &Restoration{db: d, offset: c.offset, gen: c.gen}
+	keys, err := r.locate(snapshot, s)
+	if err == nil {
+		err = d.pinKnown(snapshot, r, keys, s.namespace.identity.Layout.Ranks)
+	}
+	snapshot.Close()
+	if err != nil {
+		return nil, err
+	}
+	if err := d.stillThere(r); err != nil {
+		d.residency.unpinAll(r.pages)
+		return nil, err
+	}
+	if err := d.load(ctx, r, s.namespace.identity.Layout.Ranks); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// locate lists the pages of the candidate.
+func (r *Restoration) locate(v txn.Reader, s *Sequence) (keys []txn.Key, err error) {
+	layout := &s.namespace.identity.Layout
+	add := func(group int, position int64, key txn.Key) {
+		r.where = append(r.where, claim{group, position})
+		keys = append(keys, key)
+	}
+	var m *txn.Manifest
+	if !r.gen.IsZero() {
+		if m, err = txn.ReadManifest(v, r.gen); err != nil {
+			return nil, err
+		}
+		if m == nil {
+			return nil, fmt.Errorf("db: generation %s is listed and has no manifest: %w", r.gen, ErrCorrupt)
+		}
+		r.meta = m.Meta
+	}
+	for i := range layout.Groups {
+		if m != nil && !m.Groups[i].Chained {
+			for j, key := range m.Groups[i].Keys {
+				add(i, m.Groups[i].Positions[j], key)
+			}
+			continue
+		}
+		first, count := layout.pagesAt(i, r.offset)
+		for k := first; k < first+count; k++ {
+			add(i, k, s.pageKey(i, k, layout.pageEnd(i, k, r.offset)))
+		}
+	}
+	return keys, nil
+}
+
+// pinKnown pins the pages; what is not in the table is entered with the disk copies that the catalogue names.
+func (d *DB) pinKnown(v txn.Reader, r *Restoration, keys []txn.Key, ranks int) error {
+	t := d.residency
+	r.pages = make([]*page, len(keys))
+	var absent []int
+	var err error
+	t.mu.Lock()
+	for i, key := range keys {
+		if retired := t.quarantine[key]; retired != nil {
+			err = &beingRetired{retired}
+			break
+		}
+		if p := t.pages[key]; p != nil && p.known {
+			t.pin(p)
+			p.reused = true
+			r.pages[i] = p
+		} else {
+			absent = append(absent, i)
+		}
+	}
+	t.mu.Unlock()
+	entries := make([]*txn.PageEntry, len(absent))
+	for j, i := range absent {
+		if err != nil {
+			break
+		}
+		if entries[j], err = txn.ReadPage(v, keys[i]); err != nil {
+			break
+		}
+		if entries[j] == nil || len(entries[j].Place) != ranks {
+			err = errChanged // dropped, or in RAM only and evicted with its checkpoint, since the snapshot
+			break
+		}
+	}
+	t.mu.Lock()
+	for j, i := range absent {
+		if err != nil {
+			break
+		}
+		p := t.pages[keys[i]]
+		if p != nil && !p.known {
+			err = errChanged // dropped from the catalogue, and somebody holds what is left of it or fills it anew
+			break
+		}
+		if p == nil {
+			e := entries[j]
+			p = &page{key: keys[i], parent: e.Parent, bytes: e.Bytes, place: e.Place, class: segment.Shared, known: true}
+			t.pages[keys[i]] = p
+		}
+		t.pin(p)
+		p.reused = true
+		r.pages[i] = p
+	}
+	t.mu.Unlock()
+	if err != nil {
+		d.unpinSome(r.pages)
+	}
+	return err
+}
+
+func (d *DB) unpinSome(pages []*page) {
+	d.residency.unpinAll(slices.DeleteFunc(slices.Clone(pages), func(p *page) bool { return p == nil }))
+}
+
+// stillThere checks, now that the pages are pinned, that the catalogue still names them and their disk copies. From here on a
+// change of the catalogue finds the pins. Pages whose bytes are in RAM need no check of their own: the table follows the
+// catalogue, and a key says what the bytes are.
+func (d *DB) stillThere(r *Restoration) error {
+	snapshot := d.index.Snapshot()
+	defer snapshot.Close()
+	if !r.gen.IsZero() {
+		s, err := txn.ReadState(snapshot, r.gen)
+		if err != nil {
+			return err
+		}
+		if s == nil || s.Status != txn.Listed {
+			return errChanged
+		}
+	}
+	t := d.residency
+	t.mu.Lock()
+	var absent []*page
+	for _, p := range r.pages {
+		if p.slots == nil {
+			absent = append(absent, p)
+		}
+	}
+	t.mu.Unlock()
+	for _, p := range absent {
+		e, err := txn.ReadPage(snapshot, p.key)
+		if err != nil {
+			return err
+		}
+		t.mu.Lock()
+		same := p.place != nil && e != nil && slices.Equal(e.Place, p.place)
+		if !same && p.slots == nil && p.known {
+			t.detach(p)
+		}
+		t.mu.Unlock()
+		if !same {
+			return errChanged
+		}
+	}
+	return nil
+}
+
+// load reads the pages that are not in RAM. On success the restoration holds all pins; on lostPages the lost ones stay
+// pinned and the others are let go; on any other error all are let go.
+func (d *DB) load(ctx context.Context, r *Restoration, ranks int) error {
+	for {
+		mine, wait := d.claimLoads(r)
+		if len(mine) > 0 {
+			if err := d.loadMine(ctx, r, mine, ranks); err != nil {
+				var gone *lostPages
+				if !errors.As(err, &gone) {
+					d.residency.unpinAll(r.pages)
+					return err
+				}
+				d.residency.unpinAll(slices.DeleteFunc(slices.Clone(r.pages), func(p *page) bool { return slices.Contains(gone.pages, p) }))
+				return gone
+			}
+		}
+		if wait == nil {
+			return nil
+		}
+		select {
+		case <-wait:
+		case <-d.gate.stopping:
+			d.residency.unpinAll(r.pages)
+			return errClosed
+		case <-ctx.Done():
+			d.residency.unpinAll(r.pages)
+			return fmt.Errorf("db: waiting for pages that are being read: %w: %w", ErrBusy, context.Cause(ctx))
+		}
+		if d.anyLost(r) {
+			d.residency.unpinAll(r.pages)
+			return errChanged // who read them found them bad and retires the checkpoint
+		}
+	}
+}
+
+// claimLoads marks the absent pages that nobody loads as being loaded by this caller.
+func (d *DB) claimLoads(r *Restoration) (mine []*page, wait <-chan struct{}) {
+	t := d.residency
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range r.pages {
+		switch {
+		case p.slots != nil:
+		case p.busy:
+			wait = p.wait()
+		default:
+			p.busy = true
+			mine = append(mine, p)
+		}
+	}
+	return mine, wait
+}
+
+func (d *DB) anyLost(r *Restoration) bool {
+	d.residency.mu.Lock()
+	defer d.residency.mu.Unlock()
+	return slices.ContainsFunc(r.pages, func(p *page) bool { return p.lost })
+}
+
+func (d *DB) loadMine(ctx context.Context, r *Restoration, mine []*page, ranks int) error {
+	t := d.residency
+	sizes := make([]int64, 0, len(mine)*ranks)
+	for _, p := range mine {
+		for range ranks {
+			sizes = append(sizes, p.bytes)
+		}
+	}
+	slots, err := d.allocate(ctx, sizes)
+	errs := make([]error, len(slots))
+	if err == nil {
+		reads := make([]segment.ReadRequest, len(slots))
+		for i := range slots {
+			p := mine[i/ranks]
+			reads[i] = segment.ReadRequest{Place: p.place[i%ranks], Key: p.key, Rank: uint16(i % ranks), Dst: slots[i].Bytes()}
+		}
+		if failed := d.segments.ReadBatch(ctx, reads); failed != nil {
+			errs = failed
+		}
+		d.counters.pagesRead.Add(int64(len(slots)))
+	}
+	gone := &lostPages{offset: r.offset, retired: make(chan struct{})}
+	var out leftovers
+	t.mu.Lock()
+	for i, p := range mine {
+		p.busy = false
+		if len(slots) > 0 {
+			of := slots[i*ranks : (i+1)*ranks : (i+1)*ranks]
+			switch failed := errors.Join(errs[i*ranks : (i+1)*ranks]...); {
+			case failed == nil:
+				p.slots = of
+			case errors.Is(failed, ErrCorrupt), errors.Is(failed, ErrNotFound), errors.Is(failed, ErrIO):
+				gone.pages = append(gone.pages, p)
+				gone.cause = errors.Join(gone.cause, failed)
+				t.lose(p, gone.retired)
+				out.slots = append(out.slots, of...)
+			default:
+				err = failed
+				out.slots = append(out.slots, of...)
+			}
+		}
+		p.signal()
+	}
+	t.mu.Unlock()
+	t.giveBack(&out)
+	if len(gone.pages) > 0 {
+		return gone
+	}
+	return err
+}

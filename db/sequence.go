@@ -1,0 +1,318 @@
+package db
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sort"
+	"unsafe"
+
+	"github.com/holdfast-db/holdfast/txn"
+)
+
+// Everything below is SHA-256 over the bytes drawn here. Integers are little endian, a token is a uint32, prev and prefix
+// are digests of 32 bytes. The first byte tells what is hashed; it is never 0, and never the 'H' that the encoding of an
+// identity begins with, so no digest can stand for one of another kind.
+//
+//	spine(0)          tagSeed        | namespace id
+//	spine(i+1)        tagBlock       | spine(i) | the 256 tokens of block i
+//	  with media      tagBlockMedia  | spine(i) | the 256 tokens of block i | records | number of records uint32
+//	prefix(n)         tagPrefix      | spine(⌊(n−1)/256⌋) | the 1…256 tokens after it
+//	  with media      tagPrefixMedia | spine(⌊(n−1)/256⌋) | the 1…256 tokens after it | records | number of records uint32
+//	page key          tagPage        | prefix(end) | group index uint32 | kind uint8 | length of name uint32 | name | position uint64
+//
+// A record tells of one media span that the hashed tokens have a part of; records are in the order of the spans.
+//
+//	record            part's first token, counted from the first hashed one, uint32 | part's number of tokens uint32 |
+//	                  span's first token, counted from the start of the sequence, uint64 | span's number of tokens uint64 |
+//	                  content 32 bytes
+//
+// The record names the whole span and its content even if the hashed tokens have a small part of it, because an encoder
+// computes each token of an image from the whole image.
+const (
+	tagSeed        = 1
+	tagBlock       = 2
+	tagBlockMedia  = 3
+	tagPrefix      = 4
+	tagPrefixMedia = 5
+	tagPage        = 6
+)
+
+const (
+	hashBlockTokens  = 256 // tokens per hash block of the spine; part of the format
+	tokenBytes       = 4
+	hashHeaderBytes  = 1 + len(txn.Key{}) // tag and digest of what comes before
+	mediaRecordBytes = 4 + 4 + 8 + 8 + 32
+
+	// hashSlabBlocks is how many blocks at most are allocated at once. As many fill one 32 KiB object of the allocator,
+	// and a fork that keeps one block of a slab alive keeps no more than that.
+	hashSlabBlocks = 31
+)
+
+// hashBlock holds up to 256 tokens the way they are hashed: tag, digest of what comes before, tokens.
+type hashBlock [hashHeaderBytes + hashBlockTokens*tokenBytes]byte
+
+// before gives the digest of everything before the block.
+func (b *hashBlock) before() txn.Key { return txn.Key(b[1:hashHeaderBytes]) }
+
+// put writes tokens into the block, the first of them at index i.
+func (b *hashBlock) put(i int, tokens []int32) {
+	to := b[hashHeaderBytes+i*tokenBytes:]
+	if hostIsLittleEndian {
+		copyTokens(to, tokens)
+	} else {
+		encodeTokens(to, tokens)
+	}
+}
+
+// hostIsLittleEndian says that tokens lie in memory the way they are hashed.
+var hostIsLittleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
+
+// encodeTokens writes tokens to the front of to, which has room for them.
+func encodeTokens(to []byte, tokens []int32) {
+	for i, t := range tokens {
+		binary.LittleEndian.PutUint32(to[i*tokenBytes:], uint32(t))
+	}
+}
+
+// copyTokens does the same on a little-endian host, at the speed of a copy; token by token it would take a quarter of the time
+// that hashing takes.
+func copyTokens(to []byte, tokens []int32) {
+	copy(to, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), len(tokens)*tokenBytes))
+}
+
+// mediaSpan is a run of placeholder tokens that stand for something that is not text.
+type mediaSpan struct {
+	start, end int64    // the tokens of the sequence that belong to it
+	length     int64    // tokens of the whole span: more than end−start in a fork that ends inside it
+	content    [32]byte // digest of what the tokens stand for
+}
+
+// Sequence is an append-only list of tokens that is hashed while it grows. It is kept over the turns of a conversation:
+// appending a turn costs the turn, whatever came before. It is not safe for concurrent mutation; between mutations any
+// number of readers may share it, Fork included. It is used by pointer and not copied.
+//
+// Stages. Tokens collect in the tail block. When the tail has 256 of them it is hashed once, together with the digest
+// of all before it, and joins the whole blocks; the digest becomes the head that the next block starts from. The digests
+// between the blocks are the spine. The digest of a prefix at any offset is one hash over the spine before its last
+// block and the tokens from there, so a lookup costs one hash for each block that it looks into.
+//
+// Invariants. len(whole) = ⌊length/256⌋; tail is nil exactly if 256 divides length; head = spine(len(whole)). Whole blocks
+// never change, nor do media spans, so forks share them: a fork's slices have no spare capacity, hence its first
+// append to them moves to an array of its own. A digest depends on the namespace, the tokens and the media spans before
+// the offset alone: not on how they were split over calls, nor on what follows.
+//
+// Rejected. One slice of tokens and one of digests: a fork would copy the whole prefix on its first append. Digests of
+// aligned chunks without a chain: a reader would have to compare every chunk to know that a prefix is the same. Keeping
+// the hash function's state at each block, so that prefix(n) has no block to repeat: it saves half a block on average
+// and triples what is kept. A digest over the tokens with media digests put in their place: a text could then be
+// made that hashes like an image.
+type Sequence struct {
+	namespace *Namespace
+	length    int64
+	whole     []*hashBlock
+	tail      *hashBlock
+	head      txn.Key
+	media     []mediaSpan // ascending, disjoint
+}
+
+// Namespace gives the namespace of the sequence.
+func (s *Sequence) Namespace() *Namespace { return s.namespace }
+
+// Len gives the number of tokens.
+func (s *Sequence) Len() int64 { return s.length }
+
+// Append adds tokens of text, 0…MaxToken each; no tokens are no change. A token outside that range is ErrInvalid, naming
+// its index and value; more than MaxSequenceTokens in all is ErrTooLarge. On error nothing is appended.
+func (s *Sequence) Append(tokens []int32) error {
+	if err := s.admit(tokens); err != nil {
+		return err
+	}
+	s.extend(tokens)
+	return nil
+}
+
+// AppendMedia adds one whole media span: the placeholder tokens that stand for an image, a sound or the like, and the digest
+// of its content. The content must be a digest of what the encoder saw together with every setting that changes what it
+// makes of it, and not an id of the request: two requests with the same id would be given each other's pages. All zero is
+// refused, and so is a span without tokens, whose content would have no effect. Otherwise as Append.
+func (s *Sequence) AppendMedia(content [32]byte, tokens []int32) error {
+	if content == ([32]byte{}) {
+		return fmt.Errorf("db: media content is all zero: want a digest: %w", ErrInvalid)
+	}
+	if len(tokens) == 0 {
+		return fmt.Errorf("db: media span of 0 tokens: want at least 1: %w", ErrInvalid)
+	}
+	if err := s.admit(tokens); err != nil {
+		return err
+	}
+	n := int64(len(tokens))
+	s.media = append(s.media, mediaSpan{start: s.length, end: s.length + n, length: n, content: content})
+	s.extend(tokens)
+	return nil
+}
+
+// admit refuses tokens that may not be appended.
+func (s *Sequence) admit(tokens []int32) error {
+	if n := int64(len(tokens)); n > MaxSequenceTokens-s.length {
+		return fmt.Errorf("db: sequence of %d tokens and %d more: want at most %d: %w", s.length, n, MaxSequenceTokens, ErrTooLarge)
+	}
+	if i := firstNegative(tokens); i >= 0 {
+		return fmt.Errorf("db: token %d of %d is %d: want 0…%d: %w", i, len(tokens), tokens[i], MaxToken, ErrInvalid)
+	}
+	return nil
+}
+
+// firstNegative gives the index of the first negative token, or −1. It looks at eight at a time, because it runs over
+// every token that is hashed.
+func firstNegative(tokens []int32) int {
+	rest := tokens
+	for ; len(rest) >= 8; rest = rest[8:] {
+		if t := (*[8]int32)(rest); t[0]|t[1]|t[2]|t[3]|t[4]|t[5]|t[6]|t[7] < 0 {
+			break
+		}
+	}
+	for i, t := range rest {
+		if t < 0 {
+			return len(tokens) - len(rest) + i
+		}
+	}
+	return -1
+}
+
+// extend adds admitted tokens; a media span that they belong to is in s.media already.
+func (s *Sequence) extend(tokens []int32) {
+	var slab []hashBlock
+	for len(tokens) > 0 {
+		if s.tail == nil {
+			if len(slab) == 0 {
+				slab = make([]hashBlock, min((len(tokens)+hashBlockTokens-1)/hashBlockTokens, hashSlabBlocks))
+			}
+			s.tail, slab = &slab[0], slab[1:]
+			s.tail[0] = tagBlock
+			copy(s.tail[1:], s.head[:])
+		}
+		fill := int(s.length % hashBlockTokens)
+		n := min(hashBlockTokens-fill, len(tokens))
+		s.tail.put(fill, tokens[:n])
+		tokens = tokens[n:]
+		s.length += int64(n)
+		if fill+n == hashBlockTokens {
+			s.head = s.digest(tagBlock, tagBlockMedia, s.tail, s.length-hashBlockTokens, s.length)
+			s.whole = append(s.whole, s.tail)
+			s.tail = nil
+		}
+	}
+}
+
+// Fork gives an independent sequence of the first n tokens, 0…Len, otherwise ErrInvalid. It shares what cannot change
+// and copies less than one block of tokens. A fork that ends inside a media span keeps the part before its end, with the
+// digests that the prefix has in s; what is appended to it is not part of the span.
+func (s *Sequence) Fork(n int64) (*Sequence, error) {
+	if n < 0 || n > s.length {
+		return nil, fmt.Errorf("db: fork of %d tokens: want 0…%d: %w", n, s.length, ErrInvalid)
+	}
+	blocks := int(n / hashBlockTokens)
+	f := &Sequence{namespace: s.namespace, length: n, whole: s.whole[:blocks:blocks], head: s.spine(int64(blocks))}
+	if rest := int(n % hashBlockTokens); rest > 0 {
+		f.tail = new(hashBlock)
+		copy(f.tail[:hashHeaderBytes+rest*tokenBytes], s.block(int64(blocks))[:])
+	}
+	spans := sort.Search(len(s.media), func(i int) bool { return s.media[i].start >= n })
+	f.media = s.media[:spans:spans]
+	if spans > 0 && f.media[spans-1].end > n {
+		f.media = slices.Clone(f.media)
+		f.media[spans-1].end = n
+	}
+	return f, nil
+}
+
+// block gives hash block i, which has at least one token.
+func (s *Sequence) block(i int64) *hashBlock {
+	if i == int64(len(s.whole)) && s.tail != nil {
+		return s.tail
+	}
+	return s.whole[i]
+}
+
+// spine gives the chained digest of the first i whole hash blocks, 0…⌊Len/256⌋.
+func (s *Sequence) spine(i int64) txn.Key {
+	if i == int64(len(s.whole)) {
+		return s.head
+	}
+	return s.whole[i].before()
+}
+
+// prefix gives the digest of the exact first n tokens, 1…Len, media included. Callers check n where it enters: a request
+// for another n is a mistake in this package.
+func (s *Sequence) prefix(n int64) txn.Key {
+	if n < 1 || n > s.length {
+		panic(fmt.Sprintf("db: prefix of %d tokens in a sequence of %d", n, s.length))
+	}
+	i := (n - 1) / hashBlockTokens
+	return s.digest(tagPrefix, tagPrefixMedia, s.block(i), i*hashBlockTokens, n)
+}
+
+// digest hashes tokens start…end−1, which b holds from its first one on, with what comes before them and with the media
+// spans that they have a part of.
+func (s *Sequence) digest(plain, withMedia byte, b *hashBlock, start, end int64) txn.Key {
+	hashed := b[:hashHeaderBytes+int(end-start)*tokenBytes]
+	media := s.mediaWithin(start, end)
+	if len(media) == 0 && b[0] == plain {
+		return sha256.Sum256(hashed) // a block of text, and most are: hashed where it lies
+	}
+	// Room for a block with a few records, so that the common cases stay off the heap.
+	var room [len(hashBlock{}) + 4*mediaRecordBytes + 4]byte
+	buf := append(room[:0], hashed...)
+	buf[0] = plain
+	if len(media) > 0 {
+		le := binary.LittleEndian
+		buf[0] = withMedia
+		for i := range media {
+			m := &media[i]
+			from := max(m.start, start)
+			buf = le.AppendUint32(buf, uint32(from-start))
+			buf = le.AppendUint32(buf, uint32(min(m.end, end)-from))
+			buf = le.AppendUint64(buf, uint64(m.start))
+			buf = le.AppendUint64(buf, uint64(m.length))
+			buf = append(buf, m.content[:]...)
+		}
+		buf = le.AppendUint32(buf, uint32(len(media)))
+	}
+	return sha256.Sum256(buf)
+}
+
+// mediaWithin gives the spans that have a part of the tokens start…end−1.
+func (s *Sequence) mediaWithin(start, end int64) []mediaSpan {
+	if n := len(s.media); n == 0 || s.media[n-1].end <= start {
+		return nil
+	}
+	first := sort.Search(len(s.media), func(i int) bool { return s.media[i].end > start })
+	after := first
+	for after < len(s.media) && s.media[after].start < end {
+		after++
+	}
+	return s.media[first:after]
+}
+
+// pageKey gives the content key of the page at a position of a group whose last token is end−1, 1…Len. All ranks share it.
+func (s *Sequence) pageKey(group int, position, end int64) txn.Key {
+	return s.namespace.pageKey(s.prefix(end), group, position)
+}
+
+// pageKey gives the content key of a page that was computed from a prefix. It is for callers that need the keys of many
+// groups at one offset and would rather hash the prefix once.
+func (n *Namespace) pageKey(prefix txn.Key, group int, position int64) txn.Key {
+	g := &n.identity.Layout.Groups[group]
+	var room [hashHeaderBytes + 4 + 1 + 4 + MaxGroupNameBytes + 8]byte
+	le := binary.LittleEndian
+	buf := append(room[:0], tagPage)
+	buf = append(buf, prefix[:]...)
+	buf = le.AppendUint32(buf, uint32(group))
+	buf = append(buf, byte(g.Kind))
+	buf = le.AppendUint32(buf, uint32(len(g.Name)))
+	buf = append(buf, g.Name...)
+	buf = le.AppendUint64(buf, uint64(position))
+	return sha256.Sum256(buf)
+}

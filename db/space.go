@@ -1,0 +1,211 @@
+package db
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/holdfast-db/holdfast/db/internal/segment"
+	"github.com/holdfast-db/holdfast/txn"
+)
+
+// diskSpace accounts for the page copies on disk, keeps them within the budget and gives the space of dropped ones back.
+// Bytes are allocated bytes (txn.Placement.Allocated). They are reserved before they are written and count until their
+// space has been given back, so that what the files take never exceeds the budget because of a crash or a delay in between.
+type diskSpace struct {
+	segments *segment.Store
+	budget   int64 // 0: unbounded
+	logger   *slog.Logger
+	evict    func(ctx context.Context) (more bool, err error) // retires and deletes the checkpoints that go first
+
+	mu      sync.Mutex       // guards what follows
+	used    int64            // written and not given back
+	pending int64            // reserved, being written
+	copies  map[uint64]int64 // page copies in each segment that are not given back
+	queue   []txn.Placement
+	idle    chan struct{} // closed while the queue is empty and nothing is being given back
+	wake    chan struct{}
+	closed  bool
+
+	evicting chan struct{} // holds a token while somebody evicts
+	finished chan struct{}
+}
+
+func newDiskSpace(s *segment.Store, budget, used int64, copies map[uint64]int64, logger *slog.Logger) *diskSpace {
+	idle := make(chan struct{})
+	close(idle)
+	return &diskSpace{
+		segments: s, budget: budget, used: used, copies: copies, logger: logger, idle: idle,
+		wake: make(chan struct{}, 1), evicting: make(chan struct{}, 1), finished: make(chan struct{}),
+	}
+}
+
+// reserve sets bytes aside for a write, evicting checkpoints if the budget calls for it.
+func (s *diskSpace) reserve(ctx context.Context, bytes int64) error {
+	if s.budget > 0 && bytes > s.budget {
+		return fmt.Errorf("db: write of %d bytes: the disk tier has %d: %w", bytes, s.budget, ErrTooLarge)
+	}
+	for {
+		if s.tryReserve(bytes) {
+			return nil
+		}
+		if err := s.makeRoom(ctx, bytes); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *diskSpace) tryReserve(bytes int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.budget > 0 && s.used+s.pending+bytes > s.budget {
+		return false
+	}
+	s.pending += bytes
+	return true
+}
+
+// settle ends a reservation: what was written counts as used, the rest is free again.
+func (s *diskSpace) settle(bytes int64, pages []*page) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending -= bytes
+	for _, p := range pages {
+		for _, at := range p.place {
+			s.used += at.Allocated()
+			s.copies[at.Segment]++
+		}
+	}
+}
+
+// makeRoom evicts one round of checkpoints and waits until their space is given back. One caller does so at a time.
+func (s *diskSpace) makeRoom(ctx context.Context, bytes int64) error {
+	select {
+	case s.evicting <- struct{}{}:
+		defer func() { <-s.evicting }()
+	case <-ctx.Done():
+		return fmt.Errorf("db: no room for %d bytes on disk: %w: %w", bytes, ErrBusy, context.Cause(ctx))
+	}
+	s.mu.Lock()
+	enough := s.used+s.pending+bytes <= s.budget
+	s.mu.Unlock()
+	if enough {
+		return nil // somebody before us made room
+	}
+	more, err := s.evict(ctx)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	idle := s.idle
+	s.mu.Unlock()
+	select {
+	case <-idle:
+	case <-ctx.Done():
+		return fmt.Errorf("db: no room for %d bytes on disk: %w: %w", bytes, ErrBusy, context.Cause(ctx))
+	}
+	if s.mu.Lock(); !more && s.used+s.pending+bytes > s.budget {
+		defer s.mu.Unlock()
+		return fmt.Errorf("db: %d bytes on disk: %d of %d in use and nothing left to evict: %w", bytes, s.used+s.pending, s.budget, ErrNoSpace)
+	}
+	s.mu.Unlock()
+	return nil
+}
+
+// free takes page copies that nothing needs any more. The record that says so is durable and their last lease has ended. It
+// does not block; the queue is bounded by the number of page copies on disk.
+func (s *diskSpace) free(places []txn.Placement) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.queue) == 0 {
+		select {
+		case <-s.idle:
+			s.idle = make(chan struct{})
+		default: // run is still at it
+		}
+	}
+	s.queue = append(s.queue, places...)
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run gives space back until the disk space is closed. Failures cost space, never correctness: they are logged, and
+// the next open finds what is left over.
+func (s *diskSpace) run() {
+	defer close(s.finished)
+	for {
+		s.mu.Lock()
+		batch, closed := s.queue, s.closed
+		s.queue = nil
+		if len(batch) == 0 {
+			select {
+			case <-s.idle:
+			default:
+				close(s.idle)
+			}
+		}
+		s.mu.Unlock()
+		if len(batch) > 0 {
+			s.giveBack(batch)
+			continue
+		}
+		if closed {
+			return
+		}
+		<-s.wake
+	}
+}
+
+func (s *diskSpace) giveBack(batch []txn.Placement) {
+	if err := s.segments.Free(batch); err != nil {
+		s.logger.Warn("space not given back", "pages", len(batch), "error", err)
+	}
+	empty := map[uint64]bool{}
+	s.mu.Lock()
+	for _, p := range batch {
+		s.used -= p.Allocated()
+		if s.copies[p.Segment]--; s.copies[p.Segment] == 0 {
+			delete(s.copies, p.Segment)
+			empty[p.Segment] = true
+		}
+	}
+	s.mu.Unlock()
+	if len(empty) == 0 {
+		return
+	}
+	// A segment that is still being written to is left alone; once sealed, nothing new comes into it.
+	infos, err := s.segments.Segments()
+	if err != nil {
+		s.logger.Warn("segments not listed", "error", err)
+	}
+	for _, info := range infos {
+		if !empty[info.Number] || !info.Sealed {
+			continue
+		}
+		if err := s.segments.Remove(info.Number); err != nil {
+			s.logger.Warn("segment not removed", "segment", info.Number, "error", err)
+		}
+	}
+}
+
+// inUse gives the bytes that count against the budget.
+func (s *diskSpace) inUse() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.used + s.pending
+}
+
+// close gives back what is queued and ends run.
+func (s *diskSpace) close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+	<-s.finished
+}

@@ -1,0 +1,105 @@
+package db
+
+import (
+	"sync/atomic"
+
+	"github.com/holdfast-db/holdfast/txn"
+)
+
+// Stats is a reading of the counters and gauges. Counters begin at zero when the database is opened; gauges are exact.
+type Stats struct {
+	// Gauges.
+	Checkpoints   int64 // listed
+	Superseded    int64 // of the listed ones
+	Undurable     int64 // of the listed ones: without a complete disk copy
+	Retired       int64 // retired and not deleted yet
+	Namespaces    int64
+	Pages         int64 // distinct pages of all checkpoints, ranks not counted
+	PageBytes     int64 // their logical bytes over all ranks
+	PlacedPages   int64 // of the pages, those with disk copies
+	RAMCapacity   int64 // bytes
+	RAMUsed       int64 // bytes of slots in use
+	RAMDirtyBytes int64 // of those, pages without a disk copy
+	DiskBytes     int64 // allocated bytes of page copies on disk, those being written or given back included
+	DiskBudget    int64 // 0: unbounded
+	LogBytes      int64 // size of the log on disk
+	IndexBytes    int64 // size of the index on disk
+	Segments      int64 // segment files
+	SegmentBytes  int64 // what they take on disk
+	Pending       int64 // publications that have begun and not ended
+	Leases        int64 // restorations that are held
+	Quarantined   int64 // lost pages that were not published again
+	LSN           txn.LSN
+
+	// Counters.
+	Published         int64 // checkpoints listed
+	Replays           int64 // publications of what was listed already
+	Rejected          int64 // publications refused as invalid
+	RetiredTotal      int64 // checkpoints retired, for whatever reason
+	DeletedTotal      int64
+	LookupsFull       int64 // lookups that found the whole of what was asked
+	LookupsPartial    int64
+	LookupsMissed     int64
+	TokensAsked       int64
+	TokensFound       int64
+	PagesWritten      int64 // page copies, every rank's counted
+	PayloadWritten    int64 // logical bytes of them
+	SegmentWritten    int64 // bytes written to segment files: payload, descriptors, padding
+	LogWritten        int64 // bytes written to the log
+	PagesRead         int64 // page copies read from disk
+	PagesEvicted      int64 // pages evicted from RAM with their disk copies left
+	FailedReads       int64 // pages that could not be read back
+	AdmissionWaits    int64 // allocations that had to wait for room
+	AdmissionTimeouts int64 // of those, how many got none
+}
+
+// counters are those that the database itself counts.
+type counters struct {
+	published, retired, deleted          atomic.Int64
+	pagesWritten, payloadWritten         atomic.Int64
+	pagesRead, pagesEvicted, failedReads atomic.Int64
+	admissionWaits, admissionTimeouts    atomic.Int64
+}
+
+// Stats reads the counters and gauges. It is cheap enough to be called every second. ErrClosed on a closed database.
+func (d *DB) Stats() (Stats, error) {
+	if err := d.gate.enter(); err != nil {
+		return Stats{}, err
+	}
+	defer d.gate.leave()
+	snapshot := d.index.Snapshot()
+	a, err := txn.ReadAccounts(snapshot)
+	lsn, err2 := txn.ReadApplied(snapshot)
+	snapshot.Close()
+	if err == nil {
+		err = err2
+	}
+	if err != nil {
+		return Stats{}, err
+	}
+	ram, table, seg := d.arena.Usage(), d.residency.counts(), d.segments.Stats()
+	s := Stats{
+		Checkpoints: a.Listed, Superseded: a.Superseded, Undurable: a.Undurable, Retired: a.Retired, Namespaces: a.Namespaces,
+		Pages: a.Pages, PageBytes: a.PageBytes, PlacedPages: a.PlacedPages,
+		RAMCapacity: ram.Capacity, RAMUsed: ram.Used, RAMDirtyBytes: table.dirtyBytes,
+		DiskBytes: d.disk.inUse(), DiskBudget: d.options.DiskBytes, LogBytes: d.log.Size(), IndexBytes: d.index.DiskBytes(),
+		Pending: d.pending.count(), Leases: d.leases.Load(), Quarantined: int64(table.quarantined), LSN: lsn,
+		Published: d.counters.published.Load(), Replays: d.telemetry.replays.Load(), Rejected: d.telemetry.rejected.Load(),
+		RetiredTotal: d.counters.retired.Load(), DeletedTotal: d.counters.deleted.Load(),
+		LookupsFull: d.telemetry.full.Load(), LookupsPartial: d.telemetry.partial.Load(), LookupsMissed: d.telemetry.missed.Load(),
+		TokensAsked: d.telemetry.asked.Load(), TokensFound: d.telemetry.found.Load(),
+		PagesWritten: d.counters.pagesWritten.Load(), PayloadWritten: d.counters.payloadWritten.Load(),
+		SegmentWritten: seg.PayloadBytes + seg.DescriptorBytes + seg.PaddingBytes, LogWritten: d.log.Bytes(),
+		PagesRead: d.counters.pagesRead.Load(), PagesEvicted: d.counters.pagesEvicted.Load(), FailedReads: d.counters.failedReads.Load(),
+		AdmissionWaits: d.counters.admissionWaits.Load(), AdmissionTimeouts: d.counters.admissionTimeouts.Load(),
+	}
+	infos, err := d.segments.Segments()
+	if err != nil {
+		return Stats{}, err
+	}
+	for _, info := range infos {
+		s.Segments++
+		s.SegmentBytes += info.Allocated
+	}
+	return s, nil
+}

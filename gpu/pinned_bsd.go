@@ -1,0 +1,6 @@
+//go:build unix && !linux
+
+package gpu
+
+// preferHugePages does nothing: there is no such advice here.
+func preferHugePages([]byte) {}

@@ -1,0 +1,720 @@
+package txn
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+)
+
+// Effects is what a record did to checkpoints and pages, for the owner of the bytes.
+type Effects struct {
+	Listed  []Generation
+	Retired []Generation
+	Deleted []Generation
+	Durable []Generation  // listed checkpoints whose last missing disk copy this record brought
+	Dropped []DroppedPage // pages that nothing needs any more
+	Freed   []Placement   // disk copies that a moved page left behind
+}
+
+// DroppedPage is a page that has left the catalogue. Its space may be given back once the record is durable and the last
+// lease on it has ended (record-before-effect).
+type DroppedPage struct {
+	Key    Key
+	Parent Key // dropped by the same record only if nothing else held it; then it follows in the list
+	Bytes  int64
+	Ranks  int64
+	Place  []Placement
+}
+
+// Apply turns a decided record into changes of the catalogue and remembers lsn as applied. It is deterministic: the same
+// record on the same state gives the same bytes. Applying a record that is applied already (lsn not above ReadApplied)
+// is refused with monotone-lsn. An error leaves v half changed: the caller discards it.
+func Apply(v View, lsn LSN, r Record) (*Effects, error) {
+	applied, err := ReadApplied(v)
+	if err != nil {
+		return nil, err
+	}
+	if lsn <= applied {
+		return nil, refuse(MonotoneLSN, ErrConflict, "LSN %d after LSN %d", lsn, applied)
+	}
+	a := &applier{v: v, lsn: lsn, pages: map[Key]*pageChange{}, segments: map[uint64]*SegmentUse{}}
+	if a.accounts, err = ReadAccounts(v); err != nil {
+		return nil, err
+	}
+	switch r := r.(type) {
+	case *Publish:
+		err = a.publish(r)
+	case *Supersede:
+		err = a.supersede(r.By, r.Generations)
+	case *Retire:
+		err = a.retire(r.Generations)
+		if err == nil && r.Delete {
+			err = a.delete(r.Generations)
+		}
+	case *Delete:
+		err = a.delete(r.Generations)
+	case *Persist:
+		err = a.persist(r)
+	default:
+		err = fmt.Errorf("record of type %T: %w", r, ErrUnsupported)
+	}
+	if err == nil {
+		err = a.flush()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("apply LSN %d: %w", lsn, err)
+	}
+	return &a.effects, checkAfterApply(v)
+}
+
+// applier carries one record into the view. Page, segment and account entries are changed in memory and written once.
+type applier struct {
+	v        View
+	lsn      LSN
+	accounts Accounts
+	pages    map[Key]*pageChange
+	segments map[uint64]*SegmentUse
+	effects  Effects
+}
+
+type pageChange struct {
+	PageEntry
+	gone bool
+}
+
+func (a *applier) page(key Key) (*pageChange, error) {
+	if p := a.pages[key]; p != nil {
+		if p.gone {
+			return nil, fmt.Errorf("page %s was dropped by this record: %w", key.Short(), ErrCorrupt)
+		}
+		return p, nil
+	}
+	p := new(pageChange)
+	if err := mustLoad(a.v, key1(tagPage, key), &p.PageEntry); err != nil {
+		return nil, err
+	}
+	a.pages[key] = p
+	return p, nil
+}
+
+func (a *applier) segment(n uint64) (*SegmentUse, error) {
+	if s := a.segments[n]; s != nil {
+		return s, nil
+	}
+	s := new(SegmentUse)
+	if _, err := load(a.v, segmentKey(n), s); err != nil {
+		return nil, err
+	}
+	a.segments[n] = s
+	return s, nil
+}
+
+func (a *applier) flush() error {
+	for key, p := range a.pages {
+		k := key1(tagPage, key)
+		if p.gone {
+			if err := a.v.Delete(k); err != nil {
+				return err
+			}
+		} else if err := a.v.Set(k, p.marshal()); err != nil {
+			return err
+		}
+	}
+	for n, s := range a.segments {
+		if s.LivePages == 0 {
+			if err := a.v.Delete(segmentKey(n)); err != nil {
+				return err
+			}
+		} else if err := a.v.Set(segmentKey(n), s.marshal()); err != nil {
+			return err
+		}
+	}
+	for _, f := range a.accounts.fields() {
+		if *f < 0 {
+			return refuse(ExactAccounting, ErrCorrupt, "a total fell below zero: %+v", a.accounts)
+		}
+	}
+	if err := a.v.Set([]byte{tagAccounts}, a.accounts.marshal()); err != nil {
+		return err
+	}
+	return writeApplied(a.v, a.lsn)
+}
+
+// holds calls fn for every page that the manifest names itself.
+func (m *Manifest) holds(fn func(g *GroupPages, key Key) error) error {
+	for i := range m.Groups {
+		g := &m.Groups[i]
+		keys := g.Keys
+		if g.Chained {
+			keys = []Key{g.Head}
+		}
+		for _, key := range keys {
+			if err := fn(g, key); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// fits tells whether a page is what the manifest says of the pages of a group that it names.
+func (m *Manifest) fits(g *GroupPages, p *PageEntry) bool {
+	depth := int64(0)
+	if g.Chained {
+		depth = g.Count - 1
+	}
+	return p.Depth == depth && p.Bytes == g.PageBytes && p.Ranks == int64(m.Ranks)
+}
+
+func (a *applier) publish(r *Publish) error {
+	m := &r.Manifest
+	g := m.Generation()
+	var state State
+	relisted, err := load(a.v, key1(tagState, g), &state)
+	if err != nil {
+		return err
+	}
+	if relisted && state.Status != Retired {
+		return fmt.Errorf("generation %s is %v already: %w", Key(g).Short(), state.Status, ErrCorrupt)
+	}
+	if len(r.Encoding) != 0 {
+		if known, err := a.v.Get(key1(tagNamespace, m.Namespace)); err != nil || known != nil {
+			return cmp.Or(err, fmt.Errorf("namespace %s is there already: %w", m.Namespace.Short(), ErrCorrupt))
+		}
+		if err := a.v.Set(key1(tagNamespace, m.Namespace), r.Encoding); err != nil {
+			return err
+		}
+		a.accounts.Namespaces++
+	}
+	for i := range r.Pages {
+		if err := a.addPage(&r.Pages[i], int64(m.Ranks)); err != nil {
+			return err
+		}
+	}
+	waiting := int64(0)
+	err = m.holds(func(group *GroupPages, key Key) error {
+		p, err := a.page(key)
+		if err != nil {
+			return err
+		}
+		if !m.fits(group, &p.PageEntry) {
+			return refuse(CompleteAtPublish, ErrCorrupt, "page %s is not what the manifest of generation %s says", key.Short(), Key(g).Short())
+		}
+		if !p.ChainDurable {
+			waiting++
+		}
+		if !relisted {
+			p.Held++
+			if err := a.v.Set(key2(tagHold, key, g), nil); err != nil {
+				return err
+			}
+		}
+		return a.raise(key)
+	})
+	if err != nil {
+		return err
+	}
+	for i := range r.Pages {
+		if key := r.Pages[i].Key; a.pages[key].Held == 0 {
+			return refuse(ExactAccounting, ErrCorrupt, "page %s is new and generation %s does not need it", key.Short(), Key(g).Short())
+		}
+	}
+	if err := a.enterSpine(r); err != nil {
+		return err
+	}
+	if relisted {
+		a.accounts.Retired--
+	}
+	// A relisted one is written again: who published it, and why, is that of the last publication.
+	if err := a.v.Set(key1(tagManifest, g), EncodeManifest(m)); err != nil {
+		return err
+	}
+	state = State{Status: Listed, Durable: waiting == 0, Published: a.lsn}
+	if waiting > 0 {
+		a.accounts.Undurable++
+		if err := a.v.Set(key1(tagWaiting, g), binary.AppendUvarint(nil, uint64(waiting))); err != nil {
+			return err
+		}
+	}
+	a.accounts.Listed++
+	a.effects.Listed = append(a.effects.Listed, g)
+	if err := a.writeState(g, &state); err != nil {
+		return err
+	}
+	// The new checkpoint holds its pages by now, so that what it shares with the one it replaces stays.
+	if err := a.retire(r.Replaced); err != nil {
+		return err
+	}
+	if err := a.delete(r.Replaced); err != nil {
+		return err
+	}
+	if listed, err := readPrefix(a.v, m.Prefix); err != nil || !listed.IsZero() {
+		return cmp.Or(err, fmt.Errorf("generation %s is listed for the prefix and not replaced: %w", Key(listed).Short(), ErrCorrupt))
+	}
+	if err := a.v.Set(key1(tagPrefix, m.Prefix), g[:]); err != nil {
+		return err
+	}
+	return a.supersede(g, r.Supersedes)
+}
+
+func (a *applier) writeState(g Generation, s *State) error {
+	if s.Status == Listed {
+		if err := a.v.Set(orderKey(g, s), nil); err != nil {
+			return err
+		}
+	}
+	return a.v.Set(key1(tagState, g), s.marshal())
+}
+
+func (a *applier) addPage(n *NewPage, ranks int64) error {
+	known, err := a.v.Get(key1(tagPage, n.Key))
+	if err != nil {
+		return err
+	}
+	if known != nil || a.pages[n.Key] != nil {
+		return fmt.Errorf("page %s is there already: %w", n.Key.Short(), ErrCorrupt)
+	}
+	p := &pageChange{PageEntry: PageEntry{Parent: n.Parent, Bytes: n.Bytes, Ranks: ranks, ChainDurable: len(n.Place) != 0}}
+	if !n.Parent.IsZero() {
+		parent, err := a.page(n.Parent)
+		if err != nil {
+			return err
+		}
+		if parent.Bytes != n.Bytes || parent.Ranks != ranks {
+			return refuse(CompleteAtPublish, ErrCorrupt, "page %s is of another size than %s, which it follows", n.Key.Short(), n.Parent.Short())
+		}
+		parent.Held++
+		p.Depth = parent.Depth + 1
+		p.ChainDurable = p.ChainDurable && parent.ChainDurable
+		if err := a.v.Set(key2(tagChild, n.Parent, n.Key), nil); err != nil {
+			return err
+		}
+	}
+	a.pages[n.Key] = p
+	a.accounts.Pages++
+	a.accounts.PageBytes += n.Bytes * ranks
+	return a.place(n.Key, p, n.Place)
+}
+
+// place gives a page its disk copies.
+func (a *applier) place(key Key, p *pageChange, places []Placement) error {
+	if len(places) == 0 {
+		return nil
+	}
+	if int64(len(places)) != p.Ranks {
+		return refuse(AllRanks, ErrCorrupt, "page %s has disk copies of %d of %d ranks", key.Short(), len(places), p.Ranks)
+	}
+	p.Place = places
+	a.accounts.PlacedPages++
+	for _, c := range places {
+		s, err := a.segment(c.Segment)
+		if err != nil {
+			return err
+		}
+		s.LivePages++
+		s.LiveBytes += c.Allocated()
+		s.End = max(s.End, c.Offset+c.Allocated())
+		a.accounts.StoredBytes += c.Stored
+		a.accounts.AllocatedBytes += c.Allocated()
+		a.accounts.LastSegment = max(a.accounts.LastSegment, int64(c.Segment))
+	}
+	return nil
+}
+
+// unplace takes a page's disk copies from it.
+func (a *applier) unplace(p *pageChange) error {
+	if len(p.Place) == 0 {
+		return nil
+	}
+	a.accounts.PlacedPages--
+	for _, c := range p.Place {
+		s, err := a.segment(c.Segment)
+		if err != nil {
+			return err
+		}
+		s.LivePages--
+		s.LiveBytes -= c.Allocated()
+		a.accounts.StoredBytes -= c.Stored
+		a.accounts.AllocatedBytes -= c.Allocated()
+	}
+	p.Place = nil
+	return nil
+}
+
+// raise counts one more way from the page to a listed checkpoint, and tells its ancestors if it is the first one.
+func (a *applier) raise(key Key) error {
+	for !key.IsZero() {
+		p, err := a.page(key)
+		if err != nil {
+			return err
+		}
+		if p.Listed++; p.Listed > 1 {
+			return nil
+		}
+		key = p.Parent
+	}
+	return nil
+}
+
+// lower is the opposite of raise.
+func (a *applier) lower(key Key) error {
+	for !key.IsZero() {
+		p, err := a.page(key)
+		if err != nil {
+			return err
+		}
+		if p.Listed == 0 {
+			return refuse(ExactAccounting, ErrCorrupt, "page %s is counted as needed by no listed checkpoint and one needs it", key.Short())
+		}
+		if p.Listed--; p.Listed > 0 {
+			return nil
+		}
+		key = p.Parent
+	}
+	return nil
+}
+
+// enterSpine makes the way to the block in which the checkpoint ends.
+func (a *applier) enterSpine(r *Publish) error {
+	m := &r.Manifest
+	var node spineEntry
+	if len(r.Spine) == 0 {
+		if err := mustLoad(a.v, key1(tagSpine, m.Spine), &node); err != nil {
+			return err
+		}
+		node.add(m.Tail(), 1)
+		return a.v.Set(key1(tagSpine, m.Spine), node.marshal())
+	}
+	index := m.SpineIndex() - int64(len(r.Spine)) // of the parent, −1 if there is none
+	parent := r.SpineRoot
+	if !parent.IsZero() {
+		if err := mustLoad(a.v, key1(tagSpine, parent), &node); err != nil {
+			return err
+		}
+		node.children++
+		if err := a.v.Set(key1(tagSpine, parent), node.marshal()); err != nil {
+			return err
+		}
+	} else {
+		node.index = -1
+	}
+	if node.index != index || r.Spine[len(r.Spine)-1] != m.Spine {
+		return fmt.Errorf("spine of %d blocks after block %d does not end in block %d: %w", len(r.Spine), node.index, m.SpineIndex(), ErrCorrupt)
+	}
+	for i, key := range r.Spine {
+		index++
+		node = spineEntry{parent: parent, index: index, children: 1}
+		if i == len(r.Spine)-1 {
+			node.children = 0
+			node.add(m.Tail(), 1)
+		}
+		if err := a.v.Set(key1(tagSpine, key), node.marshal()); err != nil {
+			return err
+		}
+		parent = key
+	}
+	return nil
+}
+
+// leaveSpine takes the checkpoint's end away, and with it the blocks that lead nowhere any more.
+func (a *applier) leaveSpine(m *Manifest) error {
+	var node spineEntry
+	key := m.Spine
+	if err := mustLoad(a.v, key1(tagSpine, key), &node); err != nil {
+		return err
+	}
+	if node.add(m.Tail(), -1) < 0 {
+		return refuse(ExactAccounting, ErrCorrupt, "no checkpoint is counted as ending %d tokens into block %s", m.Tail(), key.Short())
+	}
+	for node.empty() {
+		if err := a.v.Delete(key1(tagSpine, key)); err != nil {
+			return err
+		}
+		if key = node.parent; key.IsZero() {
+			return nil
+		}
+		if err := mustLoad(a.v, key1(tagSpine, key), &node); err != nil {
+			return err
+		}
+		if node.children--; node.children < 0 {
+			return refuse(ExactAccounting, ErrCorrupt, "block %s is counted as followed by none and one follows it", key.Short())
+		}
+	}
+	return a.v.Set(key1(tagSpine, key), node.marshal())
+}
+
+func (a *applier) manifest(g Generation) (*Manifest, error) {
+	m, err := ReadManifest(a.v, g)
+	if err == nil && m == nil {
+		err = fmt.Errorf("manifest of generation %s is missing: %w", Key(g).Short(), ErrCorrupt)
+	}
+	return m, err
+}
+
+func (a *applier) retire(gens []Generation) error {
+	for _, g := range gens {
+		var s State
+		if err := mustLoad(a.v, key1(tagState, g), &s); err != nil {
+			return err
+		}
+		if s.Status != Listed {
+			return fmt.Errorf("generation %s is retired twice: %w", Key(g).Short(), ErrCorrupt)
+		}
+		m, err := a.manifest(g)
+		if err != nil {
+			return err
+		}
+		if err := a.v.Delete(orderKey(g, &s)); err != nil {
+			return err
+		}
+		if err := a.releaseSuperseded(g, &s); err != nil {
+			return err
+		}
+		if err := a.v.Delete(key1(tagPrefix, m.Prefix)); err != nil {
+			return err
+		}
+		if !s.Durable {
+			a.accounts.Undurable--
+			if err := a.v.Delete(key1(tagWaiting, g)); err != nil {
+				return err
+			}
+		}
+		if err := m.holds(func(_ *GroupPages, key Key) error { return a.lower(key) }); err != nil {
+			return err
+		}
+		if err := a.leaveSpine(m); err != nil {
+			return err
+		}
+		if err := a.writeState(g, &State{Status: Retired, Durable: s.Durable, Published: s.Published}); err != nil {
+			return err
+		}
+		a.accounts.Listed--
+		a.accounts.Retired++
+		a.effects.Retired = append(a.effects.Retired, g)
+	}
+	return nil
+}
+
+// releaseSuperseded takes a generation that is being retired out of the supersede relation. What it had superseded is
+// superseded by its own superseding generation from now on, or current again if it has none.
+func (a *applier) releaseSuperseded(g Generation, s *State) error {
+	heir := s.SupersededBy
+	if !heir.IsZero() {
+		a.accounts.Superseded--
+		if err := a.v.Delete(key2(tagSupersede, heir, g)); err != nil {
+			return err
+		}
+	}
+	left, err := edges[Generation](a.v, key1(tagSupersede, g))
+	if err != nil {
+		return err
+	}
+	return a.supersede(heir, left)
+}
+
+// supersede points generations at the one that superseded them, or makes them current with a zero by.
+func (a *applier) supersede(by Generation, gens []Generation) error {
+	var newer State
+	if !by.IsZero() && len(gens) > 0 {
+		if err := mustLoad(a.v, key1(tagState, by), &newer); err != nil {
+			return err
+		}
+	}
+	for _, g := range gens {
+		var s State
+		if err := mustLoad(a.v, key1(tagState, g), &s); err != nil {
+			return err
+		}
+		if s.Status != Listed {
+			return refuse(NoDanglingSupersede, ErrCorrupt, "generation %s is %v", Key(g).Short(), s.Status)
+		}
+		if !by.IsZero() && (newer.Status != Listed || newer.Published <= s.Published) {
+			return refuse(NoDanglingSupersede, ErrCorrupt, "generation %s (LSN %d) cannot be superseded by %s, which is %v (LSN %d)",
+				Key(g).Short(), s.Published, Key(by).Short(), newer.Status, newer.Published)
+		}
+		if err := a.v.Delete(orderKey(g, &s)); err != nil {
+			return err
+		}
+		if s.Superseded() {
+			a.accounts.Superseded--
+			if err := a.v.Delete(key2(tagSupersede, s.SupersededBy, g)); err != nil {
+				return err
+			}
+		}
+		if s.SupersededBy = by; s.Superseded() {
+			a.accounts.Superseded++
+			if err := a.v.Set(key2(tagSupersede, by, g), nil); err != nil {
+				return err
+			}
+		}
+		if err := a.writeState(g, &s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *applier) delete(gens []Generation) error {
+	for _, g := range gens {
+		var s State
+		if err := mustLoad(a.v, key1(tagState, g), &s); err != nil {
+			return err
+		}
+		if s.Status != Retired {
+			return refuse(RetireBeforeDelete, ErrCorrupt, "generation %s is %v", Key(g).Short(), s.Status)
+		}
+		m, err := a.manifest(g)
+		if err != nil {
+			return err
+		}
+		if err := a.v.Delete(key1(tagManifest, g)); err != nil {
+			return err
+		}
+		if err := a.v.Delete(key1(tagState, g)); err != nil {
+			return err
+		}
+		a.accounts.Retired--
+		a.effects.Deleted = append(a.effects.Deleted, g)
+		err = m.holds(func(_ *GroupPages, key Key) error {
+			if err := a.v.Delete(key2(tagHold, key, g)); err != nil {
+				return err
+			}
+			return a.release(key)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// release takes one edge from a page, and drops the page and the ancestors that nothing holds any more.
+func (a *applier) release(key Key) error {
+	for {
+		p, err := a.page(key)
+		if err != nil {
+			return err
+		}
+		if p.Held == 0 {
+			return refuse(ExactAccounting, ErrCorrupt, "page %s is counted as held by nothing and something holds it", key.Short())
+		}
+		if p.Held--; p.Held > 0 {
+			return nil
+		}
+		if p.Listed != 0 {
+			return refuse(RetireBeforeDelete, ErrCorrupt, "page %s would go while %d listed checkpoints need it", key.Short(), p.Listed)
+		}
+		a.effects.Dropped = append(a.effects.Dropped, DroppedPage{Key: key, Parent: p.Parent, Bytes: p.Bytes, Ranks: p.Ranks, Place: p.Place})
+		if err := a.unplace(p); err != nil {
+			return err
+		}
+		p.gone = true
+		a.accounts.Pages--
+		a.accounts.PageBytes -= p.Bytes * p.Ranks
+		if p.Parent.IsZero() {
+			return nil
+		}
+		if err := a.v.Delete(key2(tagChild, p.Parent, key)); err != nil {
+			return err
+		}
+		key = p.Parent
+	}
+}
+
+func (a *applier) persist(r *Persist) error {
+	for i := range r.Pages {
+		in := &r.Pages[i]
+		p, err := a.page(in.Key)
+		if err != nil {
+			return err
+		}
+		moved := p.Place
+		if err := a.unplace(p); err != nil {
+			return err
+		}
+		a.effects.Freed = append(a.effects.Freed, moved...)
+		if err := a.place(in.Key, p, in.Place); err != nil {
+			return err
+		}
+		if p.ChainDurable {
+			continue
+		}
+		durable := p.Parent.IsZero()
+		if !durable {
+			parent, err := a.page(p.Parent)
+			if err != nil {
+				return err
+			}
+			durable = parent.ChainDurable
+		}
+		if durable {
+			if err := a.chainDurable(in.Key); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// chainDurable tells the checkpoints that waited for this page, and goes on to the pages after it that have a copy
+// already. Every page becomes chain-durable once in its life, so the cost is that of what is new.
+func (a *applier) chainDurable(key Key) error {
+	next := []Key{key}
+	for len(next) > 0 {
+		key, next = next[len(next)-1], next[:len(next)-1]
+		p, err := a.page(key)
+		if err != nil {
+			return err
+		}
+		p.ChainDurable = true
+		holders, err := edges[Generation](a.v, key1(tagHold, key))
+		if err != nil {
+			return err
+		}
+		for _, g := range holders {
+			if err := a.waitsForOneLess(g); err != nil {
+				return err
+			}
+		}
+		children, err := edges[Key](a.v, key1(tagChild, key))
+		if err != nil {
+			return err
+		}
+		for _, c := range children {
+			child, err := a.page(c)
+			if err != nil {
+				return err
+			}
+			if len(child.Place) != 0 && !child.ChainDurable {
+				next = append(next, c)
+			}
+		}
+	}
+	return nil
+}
+
+func (a *applier) waitsForOneLess(g Generation) error {
+	k := key1(tagWaiting, g)
+	b, err := a.v.Get(k)
+	if err != nil || b == nil {
+		return err // retired: nobody waits
+	}
+	n, w := binary.Uvarint(b)
+	if w <= 0 || n == 0 {
+		return fmt.Errorf("waiting entry of generation %s: %w", Key(g).Short(), ErrCorrupt)
+	}
+	if n > 1 {
+		return a.v.Set(k, binary.AppendUvarint(nil, n-1))
+	}
+	if err := a.v.Delete(k); err != nil {
+		return err
+	}
+	var s State
+	if err := mustLoad(a.v, key1(tagState, g), &s); err != nil {
+		return err
+	}
+	s.Durable = true
+	a.accounts.Undurable--
+	a.effects.Durable = append(a.effects.Durable, g)
+	return a.writeState(g, &s)
+}

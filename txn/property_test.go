@@ -1,0 +1,399 @@
+package txn
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// machine draws random transactions over small token trees. It predicts each outcome with the model, refusals included,
+// and checks after every record that the catalogue derives (Check) and says what the model says.
+type machine struct {
+	t         *rapid.T
+	spaces    []*space
+	sequences []*sequence // what queries and publications are made of; all prefixes of each
+	*catalogue
+	model   *model
+	replica *Memory // the same log, applied a second time; nil: nothing is compared
+	disk    *disk
+}
+
+// testSpaces are a plain transformer, one with sliding windows of two page sizes, and a hybrid, with 1, 2 and 3 ranks.
+func testSpaces() []*space {
+	return []*space{
+		newSpace("plain", 1, shape{tokens: 64, bytes: 100}),
+		newSpace("window", 2, shape{tokens: 32, bytes: 64}, shape{tokens: 64, window: 100, bytes: 5000}, shape{tokens: 32, window: 32, bytes: 1}),
+		newSpace("hybrid", 3, shape{tokens: 128, bytes: 4096}, shape{count: 2, bytes: 70}, shape{tokens: 64, window: 64, bytes: 9}, shape{tokens: 256, bytes: 7}),
+	}
+}
+
+func newMachine(t *rapid.T) *machine {
+	m := &machine{t: t, spaces: testSpaces(), catalogue: newCatalogue(), model: newModel(), replica: NewMemory(), disk: newDisk()}
+	for _, s := range m.spaces {
+		m.sequences = append(m.sequences, s.sequence().plus(run(1, 300)...))
+	}
+	return m
+}
+
+// length draws a number of tokens, near the edges of pages and blocks more often than not.
+func (m *machine) length(most int64) int64 {
+	near := rapid.SampledFrom([]int64{1, 31, 32, 33, 63, 64, 65, 128, 192, 255, 256, 257, 320, 511, 512, 513, 640}).Draw(m.t, "near")
+	if near <= most {
+		return near
+	}
+	return rapid.Int64Range(1, most).Draw(m.t, "length")
+}
+
+// grow adds a branch to the token tree.
+func (m *machine) grow(*rapid.T) {
+	q := rapid.SampledFrom(m.sequences).Draw(m.t, "stem")
+	q = q.first(m.length(q.len()))
+	n := min(m.length(400), 700-q.len())
+	if n > 0 {
+		m.sequences = append(m.sequences, q.plus(run(rapid.Int32Range(1, 2).Draw(m.t, "token"), int(n))...))
+	}
+}
+
+// commit applies a record to both copies of the catalogue and compares them, the effects and the model.
+func (m *machine) commit(r Record, want *Effects) {
+	have := m.catalogue.commit(m.t, r)
+	if m.replica == nil {
+		return
+	}
+	compareEffects(m.t, want, have)
+	again := m.log[len(m.log)-1].apply(m.t, m.replica)
+	compareEffects(m.t, have, again)
+	require.Equal(m.t, hash(m.t, m.view), hash(m.t, m.replica))
+	m.model.compare(m.t, m.view)
+}
+
+// some draws a few of the generations.
+func (m *machine) some(gens []Generation, label string) []Generation {
+	if len(gens) == 0 {
+		return nil
+	}
+	return rapid.SliceOfN(rapid.SampledFrom(gens), 1, rapid.SampledFrom([]int{1, 1, 2, 5}).Draw(m.t, "most")).Draw(m.t, label)
+}
+
+// refusal tells what the model expects instead of a record.
+type refusal struct {
+	invariant Invariant
+	class     error
+}
+
+func (m *machine) publish(*rapid.T) {
+	q := rapid.SampledFrom(m.sequences).Draw(m.t, "sequence")
+	q = q.first(m.length(q.len()))
+	meta := rapid.SampledFrom([]string{"", "", "other"}).Draw(m.t, "meta")
+	if gens := m.model.generations(all); len(gens) > 0 && rapid.IntRange(0, 4).Draw(m.t, "again") == 0 {
+		c := m.model.checkpoints[rapid.SampledFrom(gens).Draw(m.t, "published")]
+		q, meta = c.sequence, string(c.manifest.Meta)
+	}
+	in := q.intent(meta)
+	in.Manifest.Kind = rapid.SampledFrom([]uint8{1, 2}).Draw(m.t, "kind")
+	in.Durable = rapid.IntRange(0, 4).Draw(m.t, "durable") == 0
+	if rapid.IntRange(0, 15).Draw(m.t, "rank lost") == 0 {
+		in.Committed = rapid.IntRange(0, q.ranks-1).Draw(m.t, "committed")
+	}
+	if rapid.IntRange(0, 2).Draw(m.t, "superseding") == 0 {
+		in.Supersedes = m.some(m.model.generations(all), "supersedes")
+	}
+	pages := q.pages()
+	missing := Key{}
+	if rapid.IntRange(0, 4).Draw(m.t, "page lost") == 0 {
+		missing = rapid.SampledFrom(pages).Draw(m.t, "missing").key
+	}
+	written := rapid.SampledFrom([]string{"none", "all", "some"}).Draw(m.t, "written")
+	known := m.model.live(all)
+	place := map[Key][]Placement{}
+	for _, p := range pages {
+		if written == "all" || written == "some" && rapid.Bool().Draw(m.t, "page written") {
+			place[p.key] = m.disk.copies(rapid.Uint64Range(1, 3).Draw(m.t, "segment"), p.ranks, p.bytes)
+		}
+	}
+	in.Have = func(key Key) ([]Placement, bool) { return place[key], key != missing }
+
+	g := in.Manifest.Generation()
+	c := m.model.checkpoints[g]
+	if in.Committed == q.ranks && c != nil && isListed(c) {
+		r, err := DecidePublish(m.view, in)
+		require.NoError(m.t, err)
+		require.Nil(m.t, r)
+		return
+	}
+	if want := m.refusesPublish(in, q, known, place, missing); want != nil {
+		m.refused(want, func() error { _, err := DecidePublish(m.view, in); return err })
+		return
+	}
+	r, err := DecidePublish(m.view, in)
+	require.NoError(m.t, err)
+	var fresh []Key
+	for _, p := range pages {
+		if _, ok := known[p.key]; !ok {
+			fresh = append(fresh, p.key)
+		}
+	}
+	var declared []Key
+	for _, p := range r.Pages {
+		declared = append(declared, p.Key)
+	}
+	require.Equal(m.t, fresh, declared, "the record declares what is new and nothing else")
+	m.commit(r, m.model.publish(m.lsn+1, q, in.Manifest, place, unique(in.Supersedes)))
+}
+
+// refusesPublish tells which refusal a publication deserves.
+func (m *machine) refusesPublish(in *PublishIntent, q *sequence, known map[Key]pageInfo, place map[Key][]Placement, missing Key) *refusal {
+	if in.Committed != q.ranks {
+		return &refusal{AllRanks, ErrInvalid}
+	}
+	needed := m.model.live(isListed)
+	durable := true
+	for _, p := range q.pages() {
+		if _, ok := needed[p.key]; p.key == missing && !ok {
+			return &refusal{CompleteAtPublish, ErrConflict}
+		}
+		places := place[p.key]
+		if _, ok := known[p.key]; ok {
+			places = m.model.placed[p.key]
+		}
+		durable = durable && len(places) != 0
+	}
+	if in.Durable && !durable {
+		return &refusal{PayloadBeforeRecord, ErrConflict}
+	}
+	g, replaced := in.Manifest.Generation(), m.model.listedFor(in.Manifest.Prefix)
+	for _, old := range in.Supersedes {
+		c := m.model.checkpoints[old]
+		switch {
+		case old == replaced:
+		case old == g:
+			return &refusal{NoDanglingSupersede, ErrInvalid}
+		case c.status != Listed:
+			return &refusal{NoDanglingSupersede, ErrConflict}
+		case c.sequence.space != q.space:
+			return &refusal{NoDanglingSupersede, ErrInvalid}
+		}
+	}
+	return nil
+}
+
+// refused checks that a transaction is refused as expected and changes nothing.
+func (m *machine) refused(want *refusal, decide func() error) {
+	before := hash(m.t, m.view)
+	err := decide()
+	require.ErrorIs(m.t, err, want.class)
+	var violation *Violation
+	if want.invariant != "" {
+		require.True(m.t, errors.As(err, &violation), "%v", err)
+		require.Equal(m.t, want.invariant, violation.Invariant)
+	}
+	require.Equal(m.t, before, hash(m.t, m.view))
+}
+
+func (m *machine) retire(*rapid.T) {
+	gens := m.some(m.model.generations(all), "retired")
+	alsoDelete := rapid.Bool().Draw(m.t, "delete")
+	listed := slices.DeleteFunc(unique(gens), func(g Generation) bool { return !isListed(m.model.checkpoints[g]) })
+	if len(listed) < len(unique(gens)) {
+		m.refused(&refusal{"", ErrNotFound}, func() error {
+			_, err := DecideRetire(m.view, gens, ReasonRequested, alsoDelete, true)
+			return err
+		})
+	}
+	r, err := DecideRetire(m.view, gens, ReasonRequested, alsoDelete, false)
+	require.NoError(m.t, err)
+	if len(listed) == 0 {
+		require.Nil(m.t, r)
+		return
+	}
+	m.commit(r, m.model.retire(listed, alsoDelete))
+}
+
+func (m *machine) delete(*rapid.T) {
+	gens := unique(m.some(m.model.generations(all), "deleted"))
+	if len(gens) == 0 {
+		return
+	}
+	if slices.ContainsFunc(gens, func(g Generation) bool { return isListed(m.model.checkpoints[g]) }) {
+		m.refused(&refusal{RetireBeforeDelete, ErrConflict}, func() error { _, err := DecideDelete(m.view, gens); return err })
+		gens = slices.DeleteFunc(gens, func(g Generation) bool { return isListed(m.model.checkpoints[g]) })
+	}
+	r, err := DecideDelete(m.view, gens)
+	require.NoError(m.t, err)
+	if len(gens) == 0 {
+		require.Nil(m.t, r)
+		return
+	}
+	m.commit(r, m.model.delete(gens))
+}
+
+func (m *machine) supersede(*rapid.T) {
+	gens := m.model.generations(all)
+	if len(gens) == 0 {
+		return
+	}
+	by := Generation{}
+	if rapid.Bool().Draw(m.t, "superseding") {
+		by = rapid.SampledFrom(gens).Draw(m.t, "by")
+	}
+	old := m.some(gens, "superseded")
+	if c := m.model.checkpoints[by]; c != nil && rapid.IntRange(0, 3).Draw(m.t, "sensible") > 0 {
+		fitting := m.model.generations(func(o *modelCheckpoint) bool {
+			return isListed(o) && o.sequence.space == c.sequence.space && o.published < c.published
+		})
+		if len(fitting) > 0 {
+			old = m.some(fitting, "older")
+		}
+	}
+	want, changed := m.refusesSupersede(by, unique(old))
+	if want != nil {
+		m.refused(want, func() error { _, err := DecideSupersede(m.view, by, old); return err })
+		return
+	}
+	r, err := DecideSupersede(m.view, by, old)
+	require.NoError(m.t, err)
+	if len(changed) == 0 {
+		require.Nil(m.t, r)
+		return
+	}
+	require.Equal(m.t, changed, r.Generations)
+	for _, g := range changed {
+		m.model.checkpoints[g].supersededBy = by
+	}
+	m.commit(r, &Effects{})
+}
+
+func (m *machine) refusesSupersede(by Generation, old []Generation) (want *refusal, changed []Generation) {
+	b := m.model.checkpoints[by]
+	if b != nil && !isListed(b) {
+		return &refusal{NoDanglingSupersede, ErrConflict}, nil
+	}
+	for _, g := range old {
+		c := m.model.checkpoints[g]
+		switch {
+		case !isListed(c):
+			return &refusal{NoDanglingSupersede, ErrConflict}, nil
+		case c.supersededBy == by:
+			continue
+		case b != nil && (g == by || c.sequence.space != b.sequence.space || c.published >= b.published):
+			return &refusal{NoDanglingSupersede, ErrInvalid}, nil
+		}
+		changed = append(changed, g)
+	}
+	return nil, changed
+}
+
+// persist gives pages disk copies and moves others; it asks for pages that are gone, and twice for some.
+func (m *machine) persist(*rapid.T) {
+	live := m.model.live(all)
+	keys := sorted(live)
+	if len(keys) == 0 {
+		return
+	}
+	var intents, want, unused []PersistIntent
+	seen := map[Key]bool{}
+	for _, key := range rapid.SliceOfN(rapid.SampledFrom(append(keys, Key{1})), 1, 12).Draw(m.t, "pages") {
+		p, known := live[key]
+		in := PersistIntent{Key: key, Moved: rapid.IntRange(0, 3).Draw(m.t, "moved") == 0}
+		in.Place = m.disk.copies(rapid.Uint64Range(1, 4).Draw(m.t, "segment"), max(p.ranks, 1), max(p.bytes/2, 1))
+		intents = append(intents, in)
+		if !known || seen[key] || (len(m.model.placed[key]) != 0) != in.Moved {
+			unused = append(unused, in)
+			continue
+		}
+		seen[key] = true
+		want = append(want, in)
+	}
+	r, left, err := DecidePersist(m.view, intents)
+	require.NoError(m.t, err)
+	require.Equal(m.t, unused, left)
+	if len(want) == 0 {
+		require.Nil(m.t, r)
+		return
+	}
+	m.commit(r, m.model.persist(want))
+}
+
+// persistAll gives every page of one checkpoint a disk copy, in an order of its own.
+func (m *machine) persistAll(*rapid.T) {
+	gens := m.model.generations(all)
+	if len(gens) == 0 {
+		return
+	}
+	pages := rapid.Permutation(m.model.checkpoints[rapid.SampledFrom(gens).Draw(m.t, "whole")].pages).Draw(m.t, "order")
+	var want []PersistIntent
+	for _, p := range pages {
+		if len(m.model.placed[p.key]) == 0 {
+			want = append(want, PersistIntent{Key: p.key, Place: m.disk.copies(4, p.ranks, p.bytes)})
+		}
+	}
+	r, unused, err := DecidePersist(m.view, want)
+	require.NoError(m.t, err)
+	require.Empty(m.t, unused)
+	if len(want) == 0 {
+		require.Nil(m.t, r)
+		return
+	}
+	m.commit(r, m.model.persist(want))
+}
+
+func (m *machine) actions() map[string]func(*rapid.T) {
+	return map[string]func(*rapid.T){ // drawn with equal odds; more is made than taken away
+		"grow": m.grow, "publish": m.publish, "publish 2": m.publish, "publish 3": m.publish, "publish 4": m.publish, "publish 5": m.publish,
+		"retire": m.retire, "delete": m.delete, "supersede": m.supersede, "supersede 2": m.supersede, "persist": m.persist, "persist all": m.persistAll,
+	}
+}
+
+// TestHistoriesAgreeWithModel: given any history of the five transactions over token trees with shared prefixes, when the
+// catalogue is asked anything, then it answers as the model does, and what it refuses leaves no trace (ID-04, ID-10,
+// ID-12, PUB-03, PUB-06, DED-01, DED-02, SUP-10).
+func TestHistoriesAgreeWithModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := newMachine(t)
+		actions := m.actions()
+		actions[""] = func(t *rapid.T) {
+			m.model.compareLookups(t, m.view, rapid.SampledFrom(m.sequences).Draw(t, "query"))
+		}
+		t.Repeat(actions)
+		for _, q := range m.sequences {
+			for n := int64(1); n <= q.len(); n += max(1, q.len()/5) {
+				m.model.compareLookups(t, m.view, q.first(n))
+			}
+		}
+	})
+}
+
+// TestReplayFromAnyPrefix: given the log of any history, when it is replayed from the start, or offered as a whole to the
+// state after any of its records, then every state has the bytes that it had at commit.
+func TestReplayFromAnyPrefix(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := newMachine(t)
+		m.replica = nil
+		t.Repeat(m.actions())
+		fresh := NewMemory()
+		states := []*Memory{fresh.Clone()}
+		for _, l := range m.log {
+			l.apply(t, fresh)
+			states = append(states, fresh.Clone())
+		}
+		require.Equal(t, hash(t, m.view), hash(t, fresh))
+
+		at := rapid.IntRange(0, len(m.log)).Draw(t, "prefix")
+		v := states[at].Clone()
+		for i, l := range m.log {
+			r, err := Decode(l.kind, l.payload)
+			require.NoError(t, err)
+			_, err = Apply(v, l.lsn, r)
+			if i < at {
+				require.ErrorIs(t, err, ErrConflict)
+				require.Equal(t, hash(t, states[at]), hash(t, v), "a record that is applied already changed something")
+				continue
+			}
+			require.NoError(t, err)
+			require.Equal(t, hash(t, states[i+1]), hash(t, v))
+		}
+	})
+}
