@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-db/holdfast/db/internal/arena"
@@ -41,7 +40,7 @@ type DB struct {
 	admission admission
 	telemetry *telemetry
 	counters  counters
-	leases    atomic.Int64
+	owners    ownerSet
 	recovered RecoveryReport
 
 	closeOnce sync.Once
@@ -84,7 +83,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		return nil, err
 	}
 	begun := time.Now()
-	d := &DB{options: o, pending: newPending(), gate: newGate(), admission: admission{turn: make(chan struct{}, 1)}}
+	d := &DB{options: o, pending: newPending(), owners: ownerSet{all: map[*Owner]bool{}}, gate: newGate(), admission: admission{turn: make(chan struct{}, 1)}}
 	var undo []func() error
 	defer func() {
 		for i := len(undo) - 1; i >= 0 && err != nil; i-- {
@@ -289,13 +288,14 @@ func (d *DB) Close(ctx context.Context) (CloseReport, error) {
 
 func (d *DB) close(ctx context.Context) error {
 	d.closed.Aborted = d.pending.close(ctx)
+	d.owners.close()
 	if err := d.gate.close(ctx); err != nil {
 		return err // a disk that hangs: what is below cannot be taken away from who is in it
 	}
 	errs := []error{d.persistRest(ctx)}
 	errs = append(errs, d.committer.close())
 	d.disk.close()
-	d.closed.Leases = int(d.leases.Load())
+	d.closed.Leases = int(d.counters.leases.Load())
 	errs = append(errs, d.telemetry.close(), d.segments.Close(), d.index.Close(), d.log.Close())
 	d.residency.clear()
 	if err := d.arena.Close(); err != nil && d.closed.Leases == 0 {

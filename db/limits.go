@@ -89,6 +89,8 @@ const (
 	MaxPending = 1024
 	// MaxLeases bounds the restorations that are held.
 	MaxLeases = 4096
+	// MaxOwners bounds the owners that are registered.
+	MaxOwners = 1024
 	// MaxQuarantine bounds the lost pages that are remembered until they are published again.
 	MaxQuarantine = 1 << 16
 )

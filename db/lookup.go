@@ -3,6 +3,7 @@ package db
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/holdfast-db/holdfast/txn"
 )
@@ -14,6 +15,10 @@ type LookupOptions struct {
 	// LeaveTokens keeps at least so many tokens of the sequence out of the result. Engines that have to compute one token to
 	// get the next one's logits ask for 1.
 	LeaveTokens int64
+	// Owner holds the restoration; nil is the process itself. It makes no difference to Lookup.
+	Owner *Owner
+	// Lease is how long the restoration may be held, at most MaxLease; 0 is Options.LeaseTimeout.
+	Lease time.Duration
 }
 
 func (o LookupOptions) max(s *Sequence) (int64, error) {

@@ -55,6 +55,9 @@ type Options struct {
 	// AdmissionTimeout bounds how long a publication or a restore waits for room, whatever the deadline of its context;
 	// 0 is DefaultAdmissionTimeout.
 	AdmissionTimeout time.Duration
+	// LeaseTimeout bounds how long a publication may take and a restoration may be held, in monotonic time; 0 is
+	// DefaultLeaseTimeout. LookupOptions.Lease and PublishRequest.Lease say otherwise for one of them.
+	LeaseTimeout time.Duration
 	// SegmentBytes is the size at which a segment file is closed and the next one begun; 0 is DefaultSegmentBytes.
 	SegmentBytes int64
 	// ReplayBytes bounds the log that an open after a crash has to replay; 0 is DefaultReplayBytes.
@@ -72,6 +75,7 @@ const (
 	MinRAMBytes             = 64 << 10
 	MaxRAMBytes             = 1 << 44
 	DefaultAdmissionTimeout = 8 * time.Second
+	DefaultLeaseTimeout     = 10 * time.Minute
 	DefaultSegmentBytes     = 256 << 20
 	DefaultReplayBytes      = 16 << 20
 )
@@ -88,6 +92,9 @@ func (o Options) withDefaults() (Options, error) {
 	if o.AdmissionTimeout == 0 {
 		o.AdmissionTimeout = DefaultAdmissionTimeout
 	}
+	if o.LeaseTimeout == 0 {
+		o.LeaseTimeout = DefaultLeaseTimeout
+	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -100,6 +107,7 @@ func (o Options) withDefaults() (Options, error) {
 		{"Options.SegmentBytes", o.SegmentBytes, 1 << 20, 1 << 40},
 		{"Options.ReplayBytes", o.ReplayBytes, 64 << 10, 1 << 32},
 		{"Options.AdmissionTimeout", int64(o.AdmissionTimeout), 1, int64(time.Hour)},
+		{"Options.LeaseTimeout", int64(o.LeaseTimeout), 1, int64(MaxLease)},
 	} {
 		if err := checkNumber(c.field, c.value, c.lo, c.hi); err != nil {
 			return o, err

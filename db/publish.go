@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/holdfast-db/holdfast/db/internal/segment"
 	"github.com/holdfast-db/holdfast/txn"
@@ -62,6 +63,10 @@ type PublishRequest struct {
 	Meta []byte
 	// Durable asks that the checkpoint is listed only with a complete and synced disk copy, whatever the write policy.
 	Durable bool
+	// Owner holds the publication; nil is the process itself.
+	Owner *Owner
+	// Lease is how long the publication may take, at most MaxLease; 0 is Options.LeaseTimeout.
+	Lease time.Duration
 }
 
 // Publication is one attempt at publishing a checkpoint: *begun*, its pages claimed; *filled* rank by rank; *listed* by the
@@ -82,15 +87,18 @@ type Publication struct {
 	claims []*page // pinned; not in the catalogue when the publication began
 	groups []claim // where in the checkpoint each of them stands
 	byKey  map[txn.Key]bool
+	lease  lease
 
 	// Guarded by residency.mu.
 	bases   map[txn.Key]bool
 	custody []*page // pinned; dropped from the catalogue since it began
 
-	mu      sync.Mutex // guards what follows; held over the final commit, so that its outcome is known to every caller
-	attempt *txn.Attempt
-	slots   map[slotID]*Slot
-	done    bool // listed, failed or aborted: all pins are given back
+	mu         sync.Mutex // guards what follows; held over the final commit, so that its outcome is known to every caller
+	attempt    *txn.Attempt
+	slots      map[slotID]*Slot
+	done       bool        // listed, failed, aborted or taken back: all pins are given back, but for
+	transfers  map[int]int // copies that are not proven finished, by rank, and
+	quarantine []*page     // pages that such copies may still be writing; pinned
 }
 
 // claim says which page of the checkpoint a claimed page is.
@@ -162,7 +170,8 @@ type need struct {
 }
 
 // Begin begins a publication: it claims the pages that are not there yet and reserves RAM for them, waiting for room
-// until the context ends or the admission timeout is over.
+// until the context ends or the admission timeout is over. The context bounds the publication as well as the wait: when it
+// ends, a publication that is not listed is aborted. So do its deadline and the end of its owner.
 //
 // Errors: ErrInvalid and ErrTooLarge for a request that breaks a rule or a limit, ErrBusy if no room came or too many
 // publications are pending, ErrClosed, ErrFenced, ErrIO. Nothing is left behind by a Begin that failed.
@@ -173,6 +182,10 @@ func (d *DB) Begin(ctx context.Context, r PublishRequest) (*Publication, error) 
 		return nil, err
 	}
 	defer d.gate.leave()
+	length, err := d.leaseLength("PublishRequest.Lease", r.Lease)
+	if err != nil {
+		return nil, err
+	}
 	p, err := d.newPublication(&r)
 	if err != nil {
 		d.telemetry.rejected.Add(1)
@@ -187,6 +200,11 @@ func (d *DB) Begin(ctx context.Context, r PublishRequest) (*Publication, error) 
 			return nil, err
 		}
 		d.telemetry.replays.Add(1)
+		return p, nil
+	}
+	if err := p.lease.begin(ctx, d, r.Owner, p, length); err != nil {
+		p.end("refused")
+		return nil, err
 	}
 	return p, nil
 }
@@ -238,7 +256,7 @@ func (d *DB) newPublication(r *PublishRequest) (*Publication, error) {
 	}
 	return &Publication{
 		db: d, manifest: m, sequence: seq, layout: layout, gen: m.Generation(), durable: r.Durable || d.options.WritePolicy == WriteThrough,
-		byKey: map[txn.Key]bool{}, bases: map[txn.Key]bool{}, slots: map[slotID]*Slot{},
+		byKey: map[txn.Key]bool{}, transfers: map[int]int{}, bases: map[txn.Key]bool{}, slots: map[slotID]*Slot{},
 	}, nil
 }
 
@@ -410,7 +428,7 @@ func (p *Publication) tryClaim(ctx context.Context, needs []need, bases []txn.Ke
 	r.mu.Unlock()
 	defer func() {
 		if !ok {
-			p.letGo("")
+			p.letGo()
 		}
 	}()
 	if still, err := p.basesKnown(bases); err != nil || !still {
@@ -462,7 +480,7 @@ func (p *Publication) basesKnown(bases []txn.Key) (bool, error) {
 
 // letGo gives back all claims. Pages that the publication was filling go to the publication that follows first, or
 // disappear.
-func (p *Publication) letGo(string) {
+func (p *Publication) letGo() {
 	r := p.db.residency
 	var out leftovers
 	r.mu.Lock()
@@ -470,7 +488,12 @@ func (p *Publication) letGo(string) {
 		q.followers = slices.DeleteFunc(q.followers, func(f *Publication) bool { return f == p })
 		if q.filler == p {
 			q.filler = nil
-			if len(q.followers) > 0 {
+			if len(p.transfers) > 0 {
+				q.lost = true // a copy may still be writing to it
+				r.forget(q)
+				r.pin(q)
+				p.quarantine = append(p.quarantine, q)
+			} else if len(q.followers) > 0 {
 				q.filler, q.followers = q.followers[0], q.followers[1:]
 			} else {
 				q.lost = true // unfinished bytes: never readable by anybody
@@ -496,9 +519,48 @@ func (p *Publication) finish(why string) {
 	}
 	p.done = true
 	p.attempt.End(why)
-	p.letGo(why)
+	p.lease.stop()
+	p.letGo()
 	clear(p.slots)
 	p.db.pending.remove(p)
+}
+
+// end implements holder.
+func (p *Publication) end(why string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.finish(why)
+}
+
+// Transfer says that a copy engine is about to write the slots of a rank on its own. Until Done the rank cannot commit, and
+// should the publication end first, by whatever cause, its slots are in quarantine: they are given to nobody. ErrConflict if
+// the publication has ended or the rank has committed.
+func (p *Publication) Transfer(rank int) (*Transfer, error) {
+	if err := p.checkRank(rank); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.attempt.Alive(); err != nil {
+		return nil, err
+	}
+	if p.attempt.HasCommitted(rank) {
+		return nil, fmt.Errorf("db: rank %d has committed: %w", rank, ErrConflict)
+	}
+	p.transfers[rank]++
+	p.db.counters.transfers.Add(1)
+	return &Transfer{done: func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.transfers[rank]--; p.transfers[rank] == 0 {
+			delete(p.transfers, rank)
+		}
+		if p.done && len(p.transfers) == 0 {
+			p.db.residency.unpinAll(p.quarantine)
+			p.quarantine = nil
+		}
+		p.db.counters.transfers.Add(-1)
+	}}, nil
 }
 
 // Slots gives the slots that this rank has to fill: one for every page that is not there yet and that no other publication
@@ -544,6 +606,8 @@ func (p *Publication) tryslots(rank int) (slots []*Slot, wait <-chan struct{}, e
 	defer r.mu.Unlock()
 	for i, q := range p.claims {
 		switch {
+		case q.lost:
+			return nil, nil, p.errQuarantined(i)
 		case q.filler == nil || q.done[rank]:
 		case q.filler != p:
 			return nil, q.wait(), nil
@@ -564,6 +628,13 @@ func (p *Publication) slot(rank, i int) *Slot {
 		p.slots[id] = s
 	}
 	return s
+}
+
+// errQuarantined says that a page which this publication was to share is under a copy that is not proven finished, of a
+// publication that ended.
+func (p *Publication) errQuarantined(i int) error {
+	at := p.groups[i]
+	return fmt.Errorf("db: group %q, page %d: the publication that was filling it ended during a copy; begin again: %w", p.layout.Groups[at.group].Name, at.position, ErrBusy)
 }
 
 func (p *Publication) checkRank(rank int) error {
@@ -621,7 +692,13 @@ func (p *Publication) commitRank(rank int) error {
 	r := p.db.residency
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if n := p.transfers[rank]; n > 0 {
+		return fmt.Errorf("db: rank %d: %d copies are not finished: %w", rank, n, ErrBusy)
+	}
 	for i, q := range p.claims {
+		if q.lost {
+			return p.errQuarantined(i)
+		}
 		if q.filler == nil || q.done[rank] {
 			continue
 		}

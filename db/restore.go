@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/holdfast-db/holdfast/db/internal/segment"
 	"github.com/holdfast-db/holdfast/txn"
@@ -19,16 +18,21 @@ type Page struct {
 	Bytes    []byte // off the Go heap; read-only; valid until Release
 }
 
-// Restoration is a checkpoint whose pages are all in RAM, pinned until Release. It is safe for concurrent use.
+// Restoration is a checkpoint whose pages are all in RAM, pinned by a lease. The lease ends by Release, when the context of
+// the Restore ends, at its deadline, or with its owner; then the pages may be given to others at once, unless a Transfer
+// covers them. It is safe for concurrent use.
 type Restoration struct {
 	db     *DB
 	offset int64
 	gen    Generation
 	meta   []byte
 	where  []claim
-	pages  []*page
+	lease  lease
 
-	once sync.Once
+	// Guarded by residency.mu.
+	pages     []*page // nil once they are given back
+	ended     string  // why the lease ended; empty while it lasts
+	transfers int
 }
 
 // Offset is the length of the restored prefix in tokens.
@@ -40,12 +44,12 @@ func (r *Restoration) Generation() Generation { return r.gen }
 // Meta is what the publisher gave the checkpoint, nil at a page boundary inside a longer one.
 func (r *Restoration) Meta() []byte { return slices.Clone(r.meta) }
 
-// Pages gives the pages of one rank, by group and then by position. After Release, and for a rank that does not exist, it
-// gives nil.
+// Pages gives the pages of one rank, by group and then by position. Once the lease has ended, and for a rank that does not
+// exist, it gives nil.
 func (r *Restoration) Pages(rank int) []Page {
 	r.db.residency.mu.Lock()
 	defer r.db.residency.mu.Unlock()
-	if r.pages == nil || rank < 0 || rank >= len(r.pages[0].slots) {
+	if r.ended != "" || rank < 0 || rank >= len(r.pages[0].slots) {
 		return nil
 	}
 	pages := make([]Page, len(r.pages))
@@ -55,16 +59,66 @@ func (r *Restoration) Pages(rank int) []Page {
 	return pages
 }
 
-// Release lets go of the pages. Releasing again does nothing.
-func (r *Restoration) Release() {
-	r.once.Do(func() {
-		r.db.residency.mu.Lock()
-		pages := r.pages
-		r.pages = nil
-		r.db.residency.mu.Unlock()
-		r.db.residency.unpinAll(pages)
-		r.db.leases.Add(-1)
-	})
+// Release lets go of the pages. Releasing again, or after the lease has ended, does nothing.
+func (r *Restoration) Release() { r.end("released") }
+
+// Err tells whether the lease still lasts: ErrConflict, saying why it ended, if not.
+func (r *Restoration) Err() error {
+	r.db.residency.mu.Lock()
+	defer r.db.residency.mu.Unlock()
+	return r.err()
+}
+
+func (r *Restoration) err() error {
+	if r.ended != "" {
+		return fmt.Errorf("db: restoration at %d: %s: %w", r.offset, r.ended, ErrConflict)
+	}
+	return nil
+}
+
+// Transfer says that a copy engine is about to read the pages on its own. They stay pinned until Done, also past the end of
+// the lease. ErrConflict if the lease has ended.
+func (r *Restoration) Transfer() (*Transfer, error) {
+	t := r.db.residency
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := r.err(); err != nil {
+		return nil, err
+	}
+	r.transfers++
+	r.db.counters.transfers.Add(1)
+	return &Transfer{done: func() {
+		t.mu.Lock()
+		r.transfers--
+		pages := r.spent()
+		t.mu.Unlock()
+		t.unpinAll(pages)
+		r.db.counters.transfers.Add(-1)
+	}}, nil
+}
+
+// spent gives the pages to be unpinned, once the lease has ended and the last copy is done. With residency.mu.
+func (r *Restoration) spent() (pages []*page) {
+	if r.ended != "" && r.transfers == 0 {
+		pages, r.pages = r.pages, nil
+	}
+	return pages
+}
+
+// end implements holder.
+func (r *Restoration) end(why string) {
+	t := r.db.residency
+	t.mu.Lock()
+	if r.ended != "" {
+		t.mu.Unlock()
+		return
+	}
+	r.ended = why
+	pages := r.spent()
+	t.mu.Unlock()
+	r.lease.stop()
+	t.unpinAll(pages)
+	r.db.counters.leases.Add(-1)
 }
 
 // Bounds of what a restore retries.
@@ -77,7 +131,9 @@ var errChanged = fmt.Errorf("db: the catalogue changed: %w", ErrBusy)
 // against its checksum as it is read. A page that turns out lost or corrupt is quarantined, every checkpoint that needs it is
 // retired, and the same call goes on with the next shorter candidate.
 //
-// Errors: ErrNotFound is a miss; ErrBusy means that no room came before the context or the admission timeout ended, or
+// The context bounds the lease as well as the wait: when it ends, the restoration is released.
+//
+// Errors: ErrNotFound is a miss; ErrConflict: the owner has ended; ErrBusy means that no room came before the context or the admission timeout ended, or
 // that too many restorations are held, and the checkpoint stays listed; ErrTooLarge that it is larger than the RAM
 // tier; ErrInvalid, ErrClosed, ErrIO.
 func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (*Restoration, error) {
@@ -91,13 +147,21 @@ func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (*Restor
 		return nil, err
 	}
 	defer d.gate.leave()
-	if d.leases.Add(1) > MaxLeases {
-		d.leases.Add(-1)
+	length, err := d.leaseLength("LookupOptions.Lease", o.Lease)
+	if err != nil {
+		return nil, err
+	}
+	if d.counters.leases.Add(1) > MaxLeases {
+		d.counters.leases.Add(-1)
 		return nil, fmt.Errorf("db: %d restorations are held: %w", MaxLeases, ErrBusy)
 	}
 	r, err := d.restore(ctx, s, limit)
 	if err != nil {
-		d.leases.Add(-1)
+		d.counters.leases.Add(-1)
+		return nil, err
+	}
+	if err := r.lease.begin(ctx, d, o.Owner, r, length); err != nil {
+		r.end("refused")
 		return nil, err
 	}
 	return r, nil

@@ -29,6 +29,8 @@ type Stats struct {
 	Pending       int64 // publications that have begun and not ended
 	Leases        int64 // restorations that are held
 	Quarantined   int64 // lost pages that were not published again
+	Owners        int64 // registered and alive
+	Transfers     int64 // copies that are not proven finished
 	LSN           txn.LSN
 
 	// Counters.
@@ -51,6 +53,8 @@ type Stats struct {
 	FailedReads       int64 // pages that could not be read back
 	AdmissionWaits    int64 // allocations that had to wait for room
 	AdmissionTimeouts int64 // of those, how many got none
+	LeasesExpired     int64 // publications and restorations ended by their deadline
+	OwnersExpired     int64 // owners taken for dead
 }
 
 // counters are those that the database itself counts.
@@ -59,6 +63,8 @@ type counters struct {
 	pagesWritten, payloadWritten         atomic.Int64
 	pagesRead, pagesEvicted, failedReads atomic.Int64
 	admissionWaits, admissionTimeouts    atomic.Int64
+	leasesExpired, ownersExpired         atomic.Int64
+	leases, transfers                    atomic.Int64 // gauges
 }
 
 // Stats reads the counters and gauges. It is cheap enough to be called every second. ErrClosed on a closed database.
@@ -83,7 +89,7 @@ func (d *DB) Stats() (Stats, error) {
 		Pages: a.Pages, PageBytes: a.PageBytes, PlacedPages: a.PlacedPages,
 		RAMCapacity: ram.Capacity, RAMUsed: ram.Used, RAMDirtyBytes: table.dirtyBytes,
 		DiskBytes: d.disk.inUse(), DiskBudget: d.options.DiskBytes, LogBytes: d.log.Size(), IndexBytes: d.index.DiskBytes(),
-		Pending: d.pending.count(), Leases: d.leases.Load(), Quarantined: int64(table.quarantined), LSN: lsn,
+		Pending: d.pending.count(), Leases: d.counters.leases.Load(), Owners: d.owners.count(), Transfers: d.counters.transfers.Load(), Quarantined: int64(table.quarantined), LSN: lsn,
 		Published: d.counters.published.Load(), Replays: d.telemetry.replays.Load(), Rejected: d.telemetry.rejected.Load(),
 		RetiredTotal: d.counters.retired.Load(), DeletedTotal: d.counters.deleted.Load(),
 		LookupsFull: d.telemetry.full.Load(), LookupsPartial: d.telemetry.partial.Load(), LookupsMissed: d.telemetry.missed.Load(),
@@ -92,6 +98,7 @@ func (d *DB) Stats() (Stats, error) {
 		SegmentWritten: seg.PayloadBytes + seg.DescriptorBytes + seg.PaddingBytes, LogWritten: d.log.Bytes(),
 		PagesRead: d.counters.pagesRead.Load(), PagesEvicted: d.counters.pagesEvicted.Load(), FailedReads: d.counters.failedReads.Load(),
 		AdmissionWaits: d.counters.admissionWaits.Load(), AdmissionTimeouts: d.counters.admissionTimeouts.Load(),
+		LeasesExpired: d.counters.leasesExpired.Load(), OwnersExpired: d.counters.ownersExpired.Load(),
 	}
 	infos, err := d.segments.Segments()
 	if err != nil {

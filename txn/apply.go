@@ -169,76 +169,40 @@ func (m *Manifest) fits(g *GroupPages, p *PageEntry) bool {
 func (a *applier) publish(r *Publish) error {
 	m := &r.Manifest
 	g := m.Generation()
-	var state State
-	relisted, err := load(a.v, key1(tagState, g), &state)
+	var before State
+	relisted, err := load(a.v, key1(tagState, g), &before)
 	if err != nil {
 		return err
 	}
-	if relisted && state.Status != Retired {
-		return fmt.Errorf("generation %s is %v already: %w", Key(g).Short(), state.Status, ErrCorrupt)
+	if relisted && before.Status != Retired {
+		return fmt.Errorf("generation %s is %v already: %w", Key(g).Short(), before.Status, ErrCorrupt)
 	}
-	if len(r.Encoding) != 0 {
-		if known, err := a.v.Get(key1(tagNamespace, m.Namespace)); err != nil || known != nil {
-			return cmp.Or(err, fmt.Errorf("namespace %s is there already: %w", m.Namespace.Short(), ErrCorrupt))
-		}
-		if err := a.v.Set(key1(tagNamespace, m.Namespace), r.Encoding); err != nil {
-			return err
-		}
-		a.accounts.Namespaces++
-	}
-	for i := range r.Pages {
-		if err := a.addPage(&r.Pages[i], int64(m.Ranks)); err != nil {
-			return err
-		}
-	}
-	waiting := int64(0)
-	err = m.holds(func(group *GroupPages, key Key) error {
-		p, err := a.page(key)
-		if err != nil {
-			return err
-		}
-		if !m.fits(group, &p.PageEntry) {
-			return refuse(CompleteAtPublish, ErrCorrupt, "page %s is not what the manifest of generation %s says", key.Short(), Key(g).Short())
-		}
-		if !p.ChainDurable {
-			waiting++
-		}
-		if !relisted {
-			p.Held++
-			if err := a.v.Set(key2(tagHold, key, g), nil); err != nil {
-				return err
-			}
-		}
-		return a.raise(key)
-	})
-	if err != nil {
+	if err := a.enterNamespace(m.Namespace, r.Encoding); err != nil {
 		return err
 	}
-	for i := range r.Pages {
-		if key := r.Pages[i].Key; a.pages[key].Held == 0 {
-			return refuse(ExactAccounting, ErrCorrupt, "page %s is new and generation %s does not need it", key.Short(), Key(g).Short())
-		}
+	waiting, err := a.holdPages(r, g, !relisted)
+	if err != nil {
+		return err
 	}
 	if err := a.enterSpine(r); err != nil {
 		return err
 	}
-	if relisted {
-		a.accounts.Retired--
-	}
-	// A relisted one is written again: who published it, and why, is that of the last publication.
+	// A relisted manifest is written again: who published it, and why, is that of the last publication.
 	if err := a.v.Set(key1(tagManifest, g), EncodeManifest(m)); err != nil {
 		return err
 	}
-	state = State{Status: Listed, Durable: waiting == 0, Published: a.lsn}
 	if waiting > 0 {
 		a.accounts.Undurable++
-		if err := a.v.Set(key1(tagWaiting, g), binary.AppendUvarint(nil, uint64(waiting))); err != nil {
+		if err := a.v.Set(key1(tagWaiting, g), binary.AppendUvarint(nil, waiting)); err != nil {
 			return err
 		}
 	}
+	if relisted {
+		a.accounts.Retired--
+	}
 	a.accounts.Listed++
 	a.effects.Listed = append(a.effects.Listed, g)
-	if err := a.writeState(g, &state); err != nil {
+	if err := a.writeState(g, &State{Status: Listed, Durable: waiting == 0, Published: a.lsn}); err != nil {
 		return err
 	}
 	// The new checkpoint holds its pages by now, so that what it shares with the one it replaces stays.
@@ -255,6 +219,61 @@ func (a *applier) publish(r *Publish) error {
 		return err
 	}
 	return a.supersede(g, r.Supersedes)
+}
+
+// enterNamespace remembers the encoding of a namespace, which comes with the first publication in it and no other.
+func (a *applier) enterNamespace(ns Key, encoding []byte) error {
+	known, err := a.v.Get(key1(tagNamespace, ns))
+	if err != nil {
+		return err
+	}
+	if (known == nil) == (len(encoding) == 0) {
+		return fmt.Errorf("namespace %s: encoding of %d bytes, known before: %v: %w", ns.Short(), len(encoding), known != nil, ErrCorrupt)
+	}
+	if known != nil {
+		return nil
+	}
+	a.accounts.Namespaces++
+	return a.v.Set(key1(tagNamespace, ns), encoding)
+}
+
+// holdPages adds the new pages of a publication, and counts the checkpoint at the pages that its manifest names. fresh
+// says that the manifest does not hold them yet. waiting is how many of them wait for a disk copy.
+func (a *applier) holdPages(r *Publish, g Generation, fresh bool) (waiting uint64, err error) {
+	m := &r.Manifest
+	for i := range r.Pages {
+		if err := a.addPage(&r.Pages[i], int64(m.Ranks)); err != nil {
+			return 0, err
+		}
+	}
+	err = m.holds(func(group *GroupPages, key Key) error {
+		p, err := a.page(key)
+		if err != nil {
+			return err
+		}
+		if !m.fits(group, &p.PageEntry) {
+			return refuse(CompleteAtPublish, ErrCorrupt, "page %s is not what the manifest of generation %s says", key.Short(), Key(g).Short())
+		}
+		if !p.ChainDurable {
+			waiting++
+		}
+		if fresh {
+			p.Held++
+			if err := a.v.Set(key2(tagHold, key, g), nil); err != nil {
+				return err
+			}
+		}
+		return a.raise(key)
+	})
+	if err != nil {
+		return 0, err
+	}
+	for i := range r.Pages {
+		if key := r.Pages[i].Key; a.pages[key].Held == 0 {
+			return 0, refuse(ExactAccounting, ErrCorrupt, "page %s is new and generation %s does not need it", key.Short(), Key(g).Short())
+		}
+	}
+	return waiting, nil
 }
 
 func (a *applier) writeState(g Generation, s *State) error {
@@ -403,6 +422,9 @@ func (a *applier) enterSpine(r *Publish) error {
 	}
 	for i, key := range r.Spine {
 		index++
+		if known, err := a.v.Get(key1(tagSpine, key)); err != nil || known != nil {
+			return cmp.Or(err, fmt.Errorf("block %s is there already: %w", key.Short(), ErrCorrupt))
+		}
 		node = spineEntry{parent: parent, index: index, children: 1}
 		if i == len(r.Spine)-1 {
 			node.children = 0
@@ -627,6 +649,9 @@ func (a *applier) persist(r *Persist) error {
 		p, err := a.page(in.Key)
 		if err != nil {
 			return err
+		}
+		if len(in.Place) == 0 {
+			return refuse(AllRanks, ErrCorrupt, "page %s has disk copies of 0 of %d ranks", in.Key.Short(), p.Ranks)
 		}
 		moved := p.Place
 		if err := a.unplace(p); err != nil {

@@ -423,11 +423,15 @@ func readPrefix(v Reader, prefix Key) (g Generation, err error) {
 // Pages calls fn for every page, in the order of their keys.
 func Pages(v Reader, fn func(key Key, entry *PageEntry) (more bool, err error)) error {
 	return v.Scan([]byte{tagPage}, func(k, b []byte) (bool, error) {
-		entry := new(PageEntry)
-		if err := entry.unmarshal(b); err != nil {
+		key, err := endOf[Key](k)
+		if err != nil {
 			return false, err
 		}
-		return fn(Key(k[1:]), entry)
+		entry := new(PageEntry)
+		if err := entry.unmarshal(b); err != nil {
+			return false, fmt.Errorf("catalogue key %x: %w", k, err)
+		}
+		return fn(key, entry)
 	})
 }
 

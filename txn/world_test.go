@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"strings"
 
 	"github.com/stretchr/testify/require"
 )
@@ -67,6 +68,17 @@ type sequence struct {
 
 func (s *space) sequence() *sequence {
 	return &sequence{space: s, digests: []Key{derive("seed", s.id, nil)}}
+}
+
+// GoString keeps what rapid prints of a failed history short.
+func (q *sequence) GoString() string {
+	var runs []string
+	for i, n := 0, 0; i < len(q.tokens); i += n {
+		for n = 1; i+n < len(q.tokens) && q.tokens[i+n] == q.tokens[i]; n++ {
+		}
+		runs = append(runs, fmt.Sprintf("%d*%d", q.tokens[i], n))
+	}
+	return fmt.Sprintf("%s(%s)", q.name, strings.Join(runs, ", "))
 }
 
 // run gives n times the same token.

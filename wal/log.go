@@ -201,18 +201,30 @@ func (l *Log) Sync() error {
 
 // syncTail makes the tail durable, if it is not.
 func (l *Log) syncTail() error {
-	t := l.tail
-	if t == nil || t.durable == t.size {
+	if l.tail == nil || l.tail.durable == l.tail.size {
 		return nil
 	}
+	if err := l.flush(l.tail); err != nil {
+		return err
+	}
+	l.allSynced()
+	return nil
+}
+
+// flush syncs the file of t.
+func (l *Log) flush(t *tail) error {
 	if err := t.appender.Sync(); err != nil {
 		return l.fail("sync "+t.file(), err)
 	}
 	t.durable = t.size
-	l.mu.Lock()
-	l.synced = l.last
-	l.mu.Unlock()
 	return nil
+}
+
+// allSynced publishes that everything written is durable.
+func (l *Log) allSynced() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.synced = l.last
 }
 
 // Close makes everything durable, seals the log and gives up its file. It waits for Replay and Cut. On a log that was stopped

@@ -99,7 +99,7 @@ func Open(dir string, o Options) (*Log, error) {
 	}
 	found, err := listDirectories(o.FS, dir)
 	if isNotExist(err) && !o.ReadOnly {
-		err = create(o.FS, dir)
+		err = o.FS.Mkdir(dir)
 	}
 	switch {
 	case isNotExist(err):
@@ -129,13 +129,6 @@ func Open(dir string, o Options) (*Log, error) {
 		return nil, err
 	}
 	return l, nil
-}
-
-func create(fsys FS, dir string) error {
-	if err := fsys.Mkdir(dir); err != nil {
-		return err
-	}
-	return fsys.SyncDir(filepath.Dir(dir))
 }
 
 // inspect reads everything and changes nothing.
@@ -260,7 +253,8 @@ func (s *survey) repair(fsys FS, dir string) error {
 		}
 	}
 	if len(s.whole) == 0 {
-		return nil
+		// The directory may be as new as its emptiness suggests, made now or by a process that died before this sync.
+		return fsys.SyncDir(filepath.Dir(dir))
 	}
 	// What a process that died left in the page cache was read as good, and must not be lost to a later power failure.
 	newest := s.whole[len(s.whole)-1]

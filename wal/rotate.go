@@ -132,9 +132,9 @@ func (l *Log) settle(t, old *tail) error {
 	return nil
 }
 
-// anchor syncs a new directory from the inside out.
+// anchor syncs a new directory from the inside out. Nothing in it is durable before its name is.
 func (l *Log) anchor(t *tail) error {
-	if err := l.syncTail(); err != nil {
+	if err := l.flush(t); err != nil {
 		return err
 	}
 	for _, dir := range []string{t.path, l.dir} {
@@ -142,6 +142,7 @@ func (l *Log) anchor(t *tail) error {
 			return l.fail("sync "+dir, err)
 		}
 	}
+	l.allSynced()
 	return nil
 }
 

@@ -70,13 +70,8 @@ type origin struct {
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) &^ (unit - 1) }
 
-// slotAt is where a page of stored bytes goes if the one before it ends at pos, and where it ends itself, its padding
-// included.
-func slotAt(pos, stored int64) (from, to int64) {
-	unit := unitOf(stored)
-	from = roundUp(pos, unit)
-	return from, roundUp(from+stored, unit)
-}
+// padded is what a page of stored bytes takes in the file.
+func padded(stored int64) int64 { return roundUp(stored, unitOf(stored)) }
 
 // unitOf is what the place of a page of stored bytes begins and ends at a multiple of.
 func unitOf(stored int64) int64 {
@@ -177,7 +172,8 @@ func layOut(number uint64, at int64, entries []Entry) int64 {
 	for i := range entries {
 		p := &entries[i].Place
 		p.Segment = number
-		p.Offset, pos = slotAt(pos, p.Stored)
+		p.Offset = pos
+		pos += padded(p.Stored)
 	}
 	return roundUp(pos, blockBytes)
 }
@@ -216,16 +212,13 @@ func decodeDescriptor(b []byte, o origin, at int64) (descriptor, error) {
 				Codec: txn.Codec(p[66]), Checksum: binary.LittleEndian.Uint64(p[96:]),
 			},
 		}
-		var from int64
 		valid := !e.Key.IsZero() && [5]byte(p[67:72]) == [5]byte{} && storable(e.Place.Codec, e.Logical, e.Place.Stored)
-		if valid {
-			from, pos = slotAt(pos, e.Place.Stored)
-			valid = from == e.Place.Offset && !(small && e.Place.Stored >= blockBytes)
-			small = e.Place.Stored < blockBytes
-		}
+		valid = valid && e.Place.Offset == pos && !(small && e.Place.Stored >= blockBytes)
 		if !valid {
 			return descriptor{}, fmt.Errorf("entry %d of batch %d breaks the format: %w", i, d.sequence, txn.ErrCorrupt)
 		}
+		pos += padded(e.Place.Stored)
+		small = e.Place.Stored < blockBytes
 	}
 	d.end = roundUp(pos, blockBytes)
 	if rest := b[prefixBytes+int(n)*entryBytes : len(b)-sumBytes]; !zero(rest) || binary.LittleEndian.Uint64(b[48:]) != uint64(d.end-at)-uint64(len(b)) {

@@ -90,7 +90,7 @@ func holes(places []txn.Placement, size int64) []hole {
 			add()
 			from = p.Offset
 		}
-		to = max(to, roundUp(p.Offset+p.Stored, unitOf(p.Stored)))
+		to = max(to, p.Offset+padded(p.Stored))
 	}
 	add()
 	return hs

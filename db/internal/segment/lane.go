@@ -173,9 +173,9 @@ func fit(items []item, room int64) int {
 	var large, small int64
 	for n, it := range items {
 		if stored := it.entry().Place.Stored; stored >= blockBytes {
-			large += roundUp(stored, blockBytes)
+			large += padded(stored)
 		} else {
-			small += roundUp(stored, lineBytes)
+			small += padded(stored)
 		}
 		payload := large + roundUp(small, blockBytes)
 		if n == batchPagesMax || descriptorBytes(n+1)+payload > room || n > 0 && payload > batchBytesMax {
@@ -221,7 +221,7 @@ func (l *lane) writeBatch(items []item) error {
 		}
 	}
 	if large < len(order) {
-		base := roundUp(entries[large].Place.Offset, blockBytes) // which it is a multiple of
+		base := entries[large].Place.Offset
 		tail, err := w.stage(end - base)
 		if err != nil {
 			return err

@@ -137,7 +137,7 @@ func (b *readBatch) runs() [][]int {
 	for from := 0; from < len(b.order); {
 		first := &b.requests[b.order[from]]
 		way, bytes, to := first.way(), int64(0), from
-		for end := first.Place.Offset; to < len(b.order); to++ {
+		for next := first.Place.Offset; to < len(b.order); to++ {
 			r := &b.requests[b.order[to]]
 			p := r.Place
 			bytes += p.Stored
@@ -147,7 +147,7 @@ func (b *readBatch) runs() [][]int {
 				case packed:
 					joins = joins && roundUp(p.Offset+p.Stored, blockBytes)-first.Place.Offset&^(blockBytes-1) <= readStagingBytes
 				case inPlace:
-					joins = joins && p.Offset == roundUp(end, blockBytes) && to-from < runPagesMax && bytes <= runBytesMax
+					joins = joins && p.Offset == next && to-from < runPagesMax && bytes <= runBytesMax
 				default:
 					joins = false
 				}
@@ -155,7 +155,7 @@ func (b *readBatch) runs() [][]int {
 					break
 				}
 			}
-			end = p.Offset + p.Stored
+			next = p.Offset + padded(p.Stored)
 		}
 		runs = append(runs, b.order[from:to])
 		from = to
