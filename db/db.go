@@ -293,6 +293,9 @@ func (d *DB) close(ctx context.Context) error {
 		return err // a disk that hangs: what is below cannot be taken away from who is in it
 	}
 	errs := []error{d.persistRest(ctx)}
+	if err := d.gate.wait(ctx); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
 	errs = append(errs, d.committer.close())
 	d.disk.close()
 	d.closed.Leases = int(d.counters.leases.Load())

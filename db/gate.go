@@ -6,17 +6,21 @@ import (
 	"sync"
 )
 
-// gate counts the calls that are inside the database, so that Close takes nothing away from under them.
+// gate counts the calls and the jobs that are inside the database, so that Close takes nothing away from under them.
 type gate struct {
 	stopping chan struct{} // closed when the gate shuts: waits inside end with ErrClosed
 
 	mu     sync.Mutex // guards what follows
 	inside int
 	shut   bool
-	empty  chan struct{} // closed once the gate is shut and nobody is inside
+	idle   chan struct{} // closed while nobody is inside
 }
 
-func newGate() *gate { return &gate{stopping: make(chan struct{}), empty: make(chan struct{})} }
+func newGate() *gate {
+	g := &gate{stopping: make(chan struct{}), idle: make(chan struct{})}
+	close(g.idle)
+	return g
+}
 
 // enter admits a call, which has to leave; ErrClosed if the gate is shut.
 func (g *gate) enter() error {
@@ -25,15 +29,28 @@ func (g *gate) enter() error {
 	if g.shut {
 		return errClosed
 	}
-	g.inside++
+	g.admit()
 	return nil
+}
+
+// hold admits a job that somebody inside, or Close itself, begins. It has to leave.
+func (g *gate) hold() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.admit()
+}
+
+func (g *gate) admit() {
+	if g.inside++; g.inside == 1 {
+		g.idle = make(chan struct{})
+	}
 }
 
 func (g *gate) leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.inside--; g.shut && g.inside == 0 {
-		close(g.empty)
+	if g.inside--; g.inside == 0 {
+		close(g.idle)
 	}
 }
 
@@ -43,20 +60,25 @@ func (g *gate) close(ctx context.Context) error {
 	if !g.shut {
 		g.shut = true
 		close(g.stopping)
-		if g.inside == 0 {
-			close(g.empty)
-		}
 	}
 	g.mu.Unlock()
+	return g.wait(ctx)
+}
+
+// wait returns once nobody is inside; ErrBusy if the context ends before.
+func (g *gate) wait(ctx context.Context) error {
+	g.mu.Lock()
+	idle := g.idle
+	g.mu.Unlock()
 	select {
-	case <-g.empty:
+	case <-idle:
+		return nil
+	default:
+	}
+	select {
+	case <-idle:
 		return nil
 	case <-ctx.Done():
-		select {
-		case <-g.empty:
-			return nil
-		default:
-		}
-		return fmt.Errorf("db: close: calls are still inside: %w: %w", ErrBusy, context.Cause(ctx))
+		return fmt.Errorf("db: close: calls or transfers are still under way: %w: %w", ErrBusy, context.Cause(ctx))
 	}
 }

@@ -5,9 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/holdfast-db/holdfast/db/internal/segment"
 	"github.com/holdfast-db/holdfast/txn"
+)
+
+// job is a transfer between RAM and disk that is under way for some pages: a write or a load. It has its own pins and its own
+// goroutine, so that whoever waits for it may give up at a deadline while the device still works on the memory. A device
+// that hangs costs the pages under its jobs, and no caller more than its deadline.
+type job struct {
+	done chan struct{} // closed when it has ended
+	err  error         // valid then
+}
+
+// Bounds of what is tried again. A write that fails is tried again in another segment, because the failed one is sealed.
+const (
+	writeTries   = 3
+	writeBackoff = 20 * time.Millisecond // doubles with every try
 )
 
 // persist gives every page of the list a disk copy and, where the catalogue knows the page already, records it. The caller
@@ -40,46 +55,54 @@ func (d *DB) persist(ctx context.Context, pages []*page) error {
 	}}, true)
 }
 
-// writePages returns once every page of the list has a disk copy, written here or by somebody else.
+// writePages returns once every page of the list has a disk copy, written for this caller or for somebody else.
 func (d *DB) writePages(ctx context.Context, pages []*page) error {
 	r := d.residency
+	var own *job
 	for {
 		var mine []*page
-		var wait <-chan struct{}
+		var wait *job
 		r.mu.Lock()
 		for _, p := range pages {
 			switch {
 			case p.place != nil:
-			case p.slots == nil || p.filler != nil:
+			case p.slots == nil || p.filler != nil || p.lost:
 				r.mu.Unlock()
 				return fmt.Errorf("db: page %s has no complete copy to write: %w", p.key.Short(), ErrConflict)
-			case p.busy:
-				wait = p.wait()
+			case p.job != nil:
+				wait = p.job
 			default:
-				p.busy = true
 				mine = append(mine, p)
 			}
 		}
-		r.mu.Unlock()
-		if len(mine) > 0 {
-			if err := d.writeMine(ctx, mine); err != nil {
-				return err
-			}
+		if wait == nil && own != nil && len(mine) > 0 {
+			r.mu.Unlock()
+			return own.err // it was this caller's, and it failed
 		}
+		if len(mine) > 0 {
+			own = &job{done: make(chan struct{})}
+			for _, p := range mine {
+				r.pin(p)
+				p.job = own
+			}
+			wait = own
+			d.gate.hold()
+			go d.write(own, mine)
+		}
+		r.mu.Unlock()
 		if wait == nil {
 			return nil
 		}
 		select {
-		case <-wait:
+		case <-wait.done:
 		case <-ctx.Done():
-			return fmt.Errorf("db: waiting for a page that is being written: %w: %w", ErrBusy, context.Cause(ctx))
+			return fmt.Errorf("db: waiting for pages to be written: %w: %w", ErrBusy, context.Cause(ctx))
 		}
 	}
 }
 
-// writeMine writes pages that this caller has marked busy. The lifetime classes go to different segments, at the same time.
-func (d *DB) writeMine(ctx context.Context, pages []*page) error {
-	r := d.residency
+// write is a job that writes pages. The lifetime classes go to different segments, at the same time.
+func (d *DB) write(j *job, pages []*page) {
 	byClass := map[segment.Class][]*page{}
 	bytes := int64(0)
 	for _, p := range pages {
@@ -88,56 +111,74 @@ func (d *DB) writeMine(ctx context.Context, pages []*page) error {
 			bytes += txn.Placement{Stored: s.Len()}.Allocated()
 		}
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), d.options.AdmissionTimeout)
 	err := d.disk.reserve(ctx, bytes)
+	cancel()
 	if err == nil {
-		errs := make([]error, 0, len(byClass))
-		var mu sync.Mutex
 		var group sync.WaitGroup
+		var mu sync.Mutex
 		for class, list := range byClass {
-			work := func() {
-				if err := d.writeClass(ctx, class, list); err != nil {
+			group.Go(func() {
+				if e := d.writeClass(class, list); e != nil {
 					mu.Lock()
-					errs = append(errs, err)
+					err = errors.Join(err, e)
 					mu.Unlock()
 				}
-			}
-			if len(byClass) == 1 {
-				work()
-			} else {
-				group.Go(work)
-			}
+			})
 		}
 		group.Wait()
-		err = errors.Join(errs...)
 		d.disk.settle(bytes, pages)
 	}
-	r.mu.Lock()
-	for _, p := range pages {
-		p.busy = false
-		p.signal()
-	}
-	r.mu.Unlock()
-	return err
+	d.endJob(j, pages, err)
 }
 
-func (d *DB) writeClass(ctx context.Context, class segment.Class, pages []*page) error {
+// endJob takes the job from its pages and wakes who waits for it.
+func (d *DB) endJob(j *job, pages []*page, err error) {
+	r := d.residency
+	r.mu.Lock()
+	for _, p := range pages {
+		p.job = nil
+	}
+	r.mu.Unlock()
+	j.err = err
+	close(j.done)
+	r.unpinAll(pages)
+	d.gate.leave()
+}
+
+// writeClass writes pages of one lifetime class, a bounded number of times.
+func (d *DB) writeClass(class segment.Class, pages []*page) error {
 	batch := make([]segment.Page, 0, len(pages))
 	for _, p := range pages {
 		for rank, s := range p.slots {
 			batch = append(batch, segment.Page{Key: p.key, Parent: p.parent, Rank: uint16(rank), Bytes: s.Bytes()})
 		}
 	}
-	places, err := d.segments.Append(ctx, class, batch)
-	if err != nil {
-		return fmt.Errorf("db: write of %d pages: %w", len(pages), err)
+	var places []txn.Placement
+	for try, wait := 1, writeBackoff; ; try, wait = try+1, wait*2 {
+		var err error
+		if places, err = d.segments.Append(context.Background(), class, batch); err == nil {
+			break
+		}
+		d.counters.writesFailed.Add(1)
+		if try == writeTries || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid) {
+			return fmt.Errorf("db: write of %d pages, tried %d times: %w", len(pages), try, err)
+		}
+		d.options.Logger.Warn("write failed, trying again", "pages", len(pages), "try", try, "error", err)
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-d.gate.stopping:
+			timer.Stop()
+		}
 	}
 	d.residency.mu.Lock()
+	defer d.residency.mu.Unlock()
 	for _, p := range pages {
 		n := len(p.slots)
 		p.place, places = places[:n:n], places[n:]
 		d.counters.pagesWritten.Add(int64(n))
 		d.counters.payloadWritten.Add(p.bytes * int64(n))
 	}
-	d.residency.mu.Unlock()
 	return nil
 }

@@ -82,7 +82,7 @@ type Publication struct {
 	layout   Layout
 	gen      Generation
 	durable  bool
-	listed   bool // before it began: nothing to write, nothing claimed
+	replay   bool // listed before it began: nothing to write, nothing claimed
 
 	claims []*page // pinned; not in the catalogue when the publication began
 	groups []claim // where in the checkpoint each of them stands
@@ -96,6 +96,8 @@ type Publication struct {
 	mu         sync.Mutex // guards what follows; held over the final commit, so that its outcome is known to every caller
 	attempt    *txn.Attempt
 	slots      map[slotID]*Slot
+	listed     bool // before it began, or by it
+	aborted    bool // by its caller
 	done       bool        // listed, failed, aborted or taken back: all pins are given back, but for
 	transfers  map[int]int // copies that are not proven finished, by rank, and
 	quarantine []*page     // pages that such copies may still be writing; pinned
@@ -112,15 +114,19 @@ type slotID struct {
 	claim int
 }
 
-// Slot is where one rank writes one page. A slot is filled by one goroutine at a time; its memory must not be touched after
-// the rank has committed or the publication has been aborted.
+// Slot is where one rank writes one page. It is closed when the rank commits, and when the publication ends by whatever
+// cause: from then on it takes nothing, so that a late writer cannot change a page that others read by now. Memory that
+// Buffer gave before that is beyond its control and must not be touched any more, unless a Transfer covers it.
 type Slot struct {
-	name    string
-	group   int
-	at      int64
-	key     txn.Key
+	name  string
+	group int
+	at    int64
+	key   txn.Key
+
+	mu      sync.Mutex // guards what follows; held while bytes are copied, so that the page changes hands after that
 	buf     []byte
-	written int64
+	written int64 // what Write and Filled say
+	closed  error // why the slot takes nothing any more
 }
 
 // Group is the index of the page's group in the layout.
@@ -139,8 +145,14 @@ func (s *Slot) Key() txn.Key { return s.key }
 func (s *Slot) Size() int64 { return int64(len(s.buf)) }
 
 // Write appends p to the page. Bytes past the end of the page are refused with ErrTooLarge, and then none of p is taken.
+// ErrConflict once the slot is closed.
 func (s *Slot) Write(p []byte) (int, error) {
-	if int64(len(p)) > s.Size()-s.written {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed != nil {
+		return 0, fmt.Errorf("db: group %q, page %d: %w", s.name, s.at, s.closed)
+	}
+	if s.written < 0 || int64(len(p)) > s.Size()-s.written {
 		return 0, fmt.Errorf("db: group %q, page %d: write of %d bytes at %d: the page has %d: %w", s.name, s.at, len(p), s.written, s.Size(), ErrTooLarge)
 	}
 	n := copy(s.buf[s.written:], p)
@@ -149,11 +161,40 @@ func (s *Slot) Write(p []byte) (int, error) {
 }
 
 // Buffer is the memory of the whole page, off the Go heap, aligned for direct I/O and copy engines. Filled tells how much of
-// it is valid.
-func (s *Slot) Buffer() []byte { return s.buf }
+// it is valid. Nil once the slot is closed.
+func (s *Slot) Buffer() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed != nil {
+		return nil
+	}
+	return s.buf
+}
 
-// Filled says that the first n bytes of Buffer are valid.
-func (s *Slot) Filled(n int64) { s.written = min(max(n, 0), s.Size()) }
+// Filled says that the first n bytes of Buffer are valid. Commit refuses any other number than the page's size.
+func (s *Slot) Filled(n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.written = n
+}
+
+// closeFull closes the slot if it is full, and gives what was written otherwise.
+func (s *Slot) closeFull(why error) (written int64, full bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.written != s.Size() {
+		return s.written, false
+	}
+	s.closed = why
+	return s.written, true
+}
+
+// setClosed closes the slot, or with nil opens it again.
+func (s *Slot) setClosed(why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = why
+}
 
 // Bounds of what a publication retries before it gives up with ErrBusy.
 const (
@@ -178,7 +219,7 @@ type need struct {
 func (d *DB) Begin(ctx context.Context, r PublishRequest) (*Publication, error) {
 	ctx, span := d.telemetry.span(ctx, "holdfast.begin")
 	defer span.End()
-	if err := d.gate.enter(); err != nil {
+	if err := d.gate.enterWith(ctx); err != nil {
 		return nil, err
 	}
 	defer d.gate.leave()
@@ -195,6 +236,7 @@ func (d *DB) Begin(ctx context.Context, r PublishRequest) (*Publication, error) 
 		return nil, err
 	}
 	if err := p.claimPages(ctx); err != nil || p.listed {
+		p.replay = p.listed
 		p.finish("refused")
 		if err != nil {
 			return nil, err
@@ -214,12 +256,12 @@ func (p *Publication) Generation() Generation { return p.gen }
 
 // Listed reports whether this very checkpoint was listed already when the publication began. Then there is nothing to write:
 // Slots are empty and Commit does nothing.
-func (p *Publication) Listed() bool { return p.listed }
+func (p *Publication) Listed() bool { return p.replay }
 
 // newPublication checks the request and derives the manifest.
 func (d *DB) newPublication(r *PublishRequest) (*Publication, error) {
-	if r.Sequence == nil {
-		return nil, fmt.Errorf("db: PublishRequest.Sequence is nil: %w", ErrInvalid)
+	if err := checkSequence("PublishRequest.Sequence", r.Sequence); err != nil {
+		return nil, err
 	}
 	length := r.Sequence.Len()
 	if r.Offset < 1 || r.Offset > length {
@@ -392,7 +434,8 @@ func (p *Publication) claimPages(ctx context.Context) error {
 		var needs []need
 		var bases []txn.Key
 		if err == nil {
-			if p.listed = state != nil && state.Status == txn.Listed; !p.listed {
+			p.listed = state != nil && state.Status == txn.Listed && (state.Durable || !p.durable)
+			if !p.listed {
 				needs, bases, err = p.missing(snapshot)
 			}
 		}
@@ -520,6 +563,9 @@ func (p *Publication) finish(why string) {
 	p.done = true
 	p.attempt.End(why)
 	p.lease.stop()
+	for _, s := range p.slots {
+		s.setClosed(p.attempt.Alive())
+	}
 	p.letGo()
 	clear(p.slots)
 	p.db.pending.remove(p)
@@ -567,11 +613,15 @@ func (p *Publication) Transfer(rank int) (*Transfer, error) {
 // fills. Pages that another one is filling are waited for, until they are shared or taken over.
 //
 // Errors: ErrInvalid for a rank that the layout does not have, ErrBusy if the context or the admission timeout ended first
-// (call again), ErrConflict once the publication has ended.
+// (call again), ErrConflict once the publication has ended, ErrClosed.
 func (p *Publication) Slots(ctx context.Context, rank int) ([]*Slot, error) {
 	if err := p.checkRank(rank); err != nil {
 		return nil, err
 	}
+	if err := p.db.gate.enterWith(ctx); err != nil {
+		return nil, err
+	}
+	defer p.db.gate.leave()
 	ctx, cancel := context.WithTimeout(ctx, p.db.options.AdmissionTimeout)
 	defer cancel()
 	for {
@@ -645,17 +695,23 @@ func (p *Publication) checkRank(rank int) error {
 }
 
 // Commit says that the rank has filled its slots. The commit of the last rank lists the checkpoint, in one logged
-// transaction, and returns true; before that nothing of it is visible. Committing a rank again returns false.
+// transaction, and returns true; before that nothing of it is visible. Committing a rank again returns false, and so does the
+// last rank if another publication of the very same checkpoint was first.
 //
-// Errors: ErrInvalid for a wrong rank or a slot that is not full (nothing changes, fill it and call again); ErrBusy while
-// another publication fills pages of this rank (call Slots); ErrConflict if the publication has ended or what it builds on is
-// gone. Any error of the last rank's final step ends the publication: nothing of it stays, and it may be begun anew.
+// Errors: ErrInvalid for a wrong rank or a slot that is not full (nothing changes, fill it and call again); ErrBusy if the
+// context had ended before the call, or while another publication fills pages of this rank (call Slots); ErrConflict if the
+// publication has ended or what it builds on is gone; ErrClosed. Any error of the last rank's final step ends the publication:
+// nothing of it stays, and it may be begun anew.
 func (p *Publication) Commit(ctx context.Context, rank int) (listed bool, err error) {
 	ctx, span := p.db.telemetry.span(ctx, "holdfast.commit")
 	defer span.End()
 	if err := p.checkRank(rank); err != nil {
 		return false, err
 	}
+	if err := p.db.gate.enterWith(ctx); err != nil {
+		return false, err
+	}
+	defer p.db.gate.leave()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.listed {
@@ -667,10 +723,6 @@ func (p *Publication) Commit(ctx context.Context, rank int) (listed bool, err er
 	if p.attempt.HasCommitted(rank) {
 		return false, nil
 	}
-	if err := p.db.gate.enter(); err != nil {
-		return false, err
-	}
-	defer p.db.gate.leave()
 	if err := p.commitRank(rank); err != nil {
 		return false, err
 	}
@@ -678,46 +730,43 @@ func (p *Publication) Commit(ctx context.Context, rank int) (listed bool, err er
 	if err != nil || !complete {
 		return false, err
 	}
-	if err := p.publish(ctx); err != nil {
+	if listed, err = p.publish(ctx); err != nil {
 		p.finish("failed")
 		return false, err
 	}
+	if !listed {
+		p.db.telemetry.replays.Add(1)
+	}
 	p.listed = true
 	p.finish("published")
-	return true, nil
+	return listed, nil
 }
 
-// commitRank checks that all pages of the rank are filled and marks those that this publication filled.
+// commitRank checks that all pages of the rank are filled, closes its slots and marks the pages that this publication filled.
 func (p *Publication) commitRank(rank int) error {
+	filled, err := p.toFill(rank)
+	if err != nil {
+		return err
+	}
+	why := fmt.Errorf("rank %d has committed: %w", rank, ErrConflict)
+	for n, i := range filled {
+		written, full := int64(0), false
+		if s := p.slots[slotID{rank, i}]; s != nil {
+			written, full = s.closeFull(why)
+		}
+		if !full {
+			for _, j := range filled[:n] {
+				p.slots[slotID{rank, j}].setClosed(nil)
+			}
+			return fmt.Errorf("db: rank %d: group %q, page %d: %d of %d bytes written: %w", rank,
+				p.layout.Groups[p.groups[i].group].Name, p.groups[i].position, written, p.claims[i].bytes, ErrInvalid)
+		}
+	}
 	r := p.db.residency
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n := p.transfers[rank]; n > 0 {
-		return fmt.Errorf("db: rank %d: %d copies are not finished: %w", rank, n, ErrBusy)
-	}
-	for i, q := range p.claims {
-		if q.lost {
-			return p.errQuarantined(i)
-		}
-		if q.filler == nil || q.done[rank] {
-			continue
-		}
-		name, at := p.layout.Groups[p.groups[i].group].Name, p.groups[i].position
-		if q.filler != p {
-			return fmt.Errorf("db: rank %d: group %q, page %d is being filled by another publication: %w", rank, name, at, ErrBusy)
-		}
-		written := int64(0)
-		if s := p.slots[slotID{rank, i}]; s != nil {
-			written = s.written
-		}
-		if written != q.bytes {
-			return fmt.Errorf("db: rank %d: group %q, page %d: %d of %d bytes written: %w", rank, name, at, written, q.bytes, ErrInvalid)
-		}
-	}
-	for _, q := range p.claims {
-		if q.filler != p || q.done[rank] {
-			continue
-		}
+	for _, i := range filled {
+		q := p.claims[i]
 		q.done[rank] = true
 		if !slices.Contains(q.done, false) {
 			q.filler, q.followers, q.done = nil, nil, nil
@@ -727,21 +776,53 @@ func (p *Publication) commitRank(rank int) error {
 	return nil
 }
 
-// Abort ends the publication. What it claimed goes to the publications that wait for it, or is given back. Aborting one that
-// is listed, or has ended, does nothing.
+// toFill gives the claims that the rank has to fill; nobody else takes one of them away. ErrBusy if another publication is
+// filling one that the rank needs.
+func (p *Publication) toFill(rank int) (claims []int, err error) {
+	r := p.db.residency
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := p.transfers[rank]; n > 0 {
+		return nil, fmt.Errorf("db: rank %d: %d copies are not finished: %w", rank, n, ErrBusy)
+	}
+	for i, q := range p.claims {
+		switch {
+		case q.lost:
+			return nil, p.errQuarantined(i)
+		case q.filler == nil || q.done[rank]:
+		case q.filler != p:
+			return nil, fmt.Errorf("db: rank %d: group %q, page %d is being filled by another publication: %w", rank,
+				p.layout.Groups[p.groups[i].group].Name, p.groups[i].position, ErrBusy)
+		default:
+			claims = append(claims, i)
+		}
+	}
+	return claims, nil
+}
+
+// Abort ends the publication. What it claimed goes to the publications that wait for it, or is given back. Aborting it again
+// does nothing, and neither does aborting one that had nothing to write. ErrConflict, and no effect, if it has ended in another
+// way: it is listed, it failed, it was taken back.
 func (p *Publication) Abort() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.done && !p.aborted && !p.replay {
+		return p.attempt.Alive()
+	}
+	p.aborted = true
 	p.finish("aborted")
 	return nil
 }
 
-// publish lists the checkpoint. All ranks have committed.
-func (p *Publication) publish(ctx context.Context) error {
+// publish lists the checkpoint; false if another publication of the very same one was first. All ranks have committed.
+//
+// What it builds on may be dropped by a transaction that is decided in the same batch before it. It gets custody when the
+// batch is applied, so it is refused once as incomplete and goes through the next time.
+func (p *Publication) publish(ctx context.Context) (listed bool, err error) {
 	for range publishTries {
 		if p.durable {
 			if err := p.makeDurable(ctx); err != nil {
-				return err
+				return false, err
 			}
 		}
 		var again bool
@@ -749,10 +830,11 @@ func (p *Publication) publish(ctx context.Context) error {
 			decide: func(v txn.Reader) (txn.Record, error) {
 				rec, err := txn.DecidePublish(v, &txn.PublishIntent{
 					Manifest: p.manifest, Committed: p.attempt.Committed(), Encoding: p.sequence.namespace.encoding, Durable: p.durable,
-					SpineKey: p.sequence.spine, ChainKey: p.chainKey, Have: p.have,
+					SpineKey: p.sequence.spine, ChainKey: p.chainKey, Have: func(key txn.Key) ([]txn.Placement, bool) { return p.have(v, key) },
 				})
-				if v, ok := err.(*txn.Violation); ok && v.Invariant == txn.PayloadBeforeRecord {
-					again = true // another publication listed pages without their disk copies in between
+				if v, ok := err.(*txn.Violation); ok && v.Class == ErrConflict {
+					// Another publication listed pages without their disk copies in between, or see above.
+					again = v.Invariant == txn.PayloadBeforeRecord || v.Invariant == txn.CompleteAtPublish
 				}
 				if rec == nil || err != nil {
 					return nil, err
@@ -761,27 +843,34 @@ func (p *Publication) publish(ctx context.Context) error {
 			},
 			applied: func(*txn.Effects) { p.db.residency.published(p.claims) },
 		}
-		err := p.db.committer.commit(ctx, t, p.durable)
-		if !again {
-			return err
+		if err = p.db.committer.commit(ctx, t, p.durable); !again {
+			return t.effects != nil, err
 		}
 	}
-	return fmt.Errorf("db: publication at %d: its pages kept changing: %w", p.manifest.Offset, ErrBusy)
+	return false, fmt.Errorf("db: publication at %d: %w", p.manifest.Offset, err)
 }
 
-// have reports whether the publication holds a page on all ranks, and its disk copies. On the committer goroutine.
-func (p *Publication) have(key txn.Key) ([]txn.Placement, bool) {
+// have reports whether a page is there on all ranks and stays until the record is applied, and its disk copies. v is the
+// catalogue: what it knows stays, even if no listed checkpoint needs it, unless it was lost. On the committer goroutine.
+func (p *Publication) have(v txn.Reader, key txn.Key) ([]txn.Placement, bool) {
 	r := p.db.residency
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	q := r.pages[key]
-	if q == nil || !q.complete() || q.lost {
+	q, bad := r.pages[key], r.quarantine[key] != nil
+	ours := q != nil && (p.byKey[key] || slices.Contains(p.custody, q))
+	complete := q != nil && q.complete() && !q.lost
+	var place []txn.Placement
+	if complete {
+		place = q.place
+	}
+	r.mu.Unlock()
+	if ours && complete {
+		return place, true
+	}
+	entry, err := txn.ReadPage(v, key)
+	if err != nil || entry == nil || bad {
 		return nil, false
 	}
-	if !p.byKey[key] && !slices.Contains(p.custody, q) {
-		return nil, false // somebody else's: nothing keeps it until the record is applied
-	}
-	return q.place, true
+	return nil, complete || len(entry.Place) > 0
 }
 
 // makeDurable writes every page of the checkpoint that has no disk copy: those it claimed, and older ones that the

@@ -17,7 +17,9 @@ import (
 //
 //	filling   filler != nil: that publication alone writes the slots, rank by rank (done)
 //	resident  slots != nil, filler == nil: readable by whoever has a pin; it is dirty if place == nil
-//	absent    slots == nil: on disk only; with busy set somebody loads it
+//	absent    slots == nil: on disk only
+//
+// A job that is set writes a resident page, or loads an absent one.
 //
 // A page that has pins is never evicted, and neither its slots nor its disk copies are given to anybody else. A page that
 // has none is either evictable (in the clean or dirty list, if the catalogue knows it) or released at once.
@@ -38,8 +40,9 @@ type page struct {
 	filler    *Publication
 	done      []bool         // while filling: ranks whose bytes are complete
 	followers []*Publication // publications that share the page once it is filled, in order of arrival
-	busy      bool           // being loaded or written
-	changed   chan struct{}  // closed at the next change of filler, done or busy; nil if nobody waits
+	changed   chan struct{}  // closed at the next change of filler or done; nil if nobody waits
+
+	job *job // being written or loaded; the job has a pin
 
 	list       *pageList
 	prev, next *page

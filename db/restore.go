@@ -178,9 +178,8 @@ func (d *DB) restore(ctx context.Context, s *Sequence, limit int64) (*Restoratio
 			d.telemetry.restore(ctx, asked, r)
 			return r, nil
 		case errors.As(err, &gone):
-			d.counters.failedReads.Add(int64(len(gone.pages)))
-			if err := d.retireLost(ctx, gone); err != nil {
-				return nil, err
+			if stopped := d.log.Err(); stopped != nil {
+				return nil, fmt.Errorf("db: %w", stopped) // what needs the pages could not be retired
 			}
 			limit = gone.offset - 1 // strictly shorter, so this ends
 		case errors.Is(err, errChanged):
@@ -206,16 +205,15 @@ func (d *DB) restore(ctx context.Context, s *Sequence, limit int64) (*Restoratio
 	}
 }
 
-// lostPages says that pages of a candidate could not be read back. They are pinned, out of the table and in quarantine.
+// lostPages says that pages of a candidate could not be read back, and that all that needs them is retired.
 type lostPages struct {
-	offset  int64
-	pages   []*page
-	cause   error
-	retired chan struct{} // to be closed once all that needs them is retired
+	offset int64
+	pages  int
+	cause  error
 }
 
 func (l *lostPages) Error() string {
-	return fmt.Sprintf("db: checkpoint at %d: %d pages lost: %v", l.offset, len(l.pages), l.cause)
+	return fmt.Sprintf("db: checkpoint at %d: %d pages lost: %v", l.offset, l.pages, l.cause)
 }
 
 func (l *lostPages) Unwrap() error { return l.cause }
@@ -227,17 +225,7 @@ func (*beingRetired) Error() string { return errChanged.Error() }
 
 func (*beingRetired) Unwrap() error { return errChanged }
 
-// retireLost takes the lost pages and all that needs them out of the catalogue.
-func (d *DB) retireLost(ctx context.Context, l *lostPages) error {
-	d.options.Logger.Warn("pages lost, their checkpoints are retired", "pages", len(l.pages), "offset", l.offset, "error", l.cause)
-	// The caller's context must not end this half way: what is listed has to be restorable.
-	err := d.giveUp(context.WithoutCancel(ctx), l.pages, txn.ReasonLost)
-	close(l.retired)
-	d.residency.unpinAll(l.pages)
-	return err
-}
-
-// restoreLongest restores the longest candidate. On lostPages the lost ones stay pinned, for retireLost.
+// restoreLongest restores the longest candidate.
 func (d *DB) restoreLongest(ctx context.Context, s *Sequence, limit int64) (*Restoration, error) {
 	snapshot := d.index.Snapshot()
 	c, err := longest(snapshot, s, limit)
@@ -405,70 +393,86 @@ func (d *DB) stillThere(r *Restoration) error {
 	return nil
 }
 
-// load reads the pages that are not in RAM. On success the restoration holds all pins; on lostPages the lost ones stay
-// pinned and the others are let go; on any other error all are let go.
+// load waits until all pages of the restoration are in RAM, reading those that nobody else reads. On success the restoration
+// holds all pins; on an error all are let go.
 func (d *DB) load(ctx context.Context, r *Restoration, ranks int) error {
+	t := d.residency
+	var own *load
 	for {
-		mine, wait := d.claimLoads(r)
-		if len(mine) > 0 {
-			if err := d.loadMine(ctx, r, mine, ranks); err != nil {
-				var gone *lostPages
-				if !errors.As(err, &gone) {
-					d.residency.unpinAll(r.pages)
-					return err
-				}
-				d.residency.unpinAll(slices.DeleteFunc(slices.Clone(r.pages), func(p *page) bool { return slices.Contains(gone.pages, p) }))
-				return gone
+		var mine []*page
+		var wait *job
+		lost := false
+		t.mu.Lock()
+		for _, p := range r.pages {
+			switch {
+			case p.slots != nil:
+			case p.lost || p.place == nil:
+				lost = true
+			case p.job != nil:
+				wait = p.job
+			default:
+				mine = append(mine, p)
 			}
 		}
-		if wait == nil {
+		if wait == nil && !lost && own == nil && len(mine) > 0 {
+			own = &load{job: job{done: make(chan struct{})}, pages: mine, ranks: ranks}
+			for _, p := range mine {
+				t.pin(p)
+				p.job = &own.job
+				own.places = append(own.places, p.place)
+			}
+			wait = &own.job
+			d.gate.hold()
+			go d.read(ctx, own)
+		}
+		t.mu.Unlock()
+		switch {
+		case wait != nil:
+			select {
+			case <-wait.done:
+				continue
+			case <-d.gate.stopping:
+				t.unpinAll(r.pages)
+				return errClosed
+			case <-ctx.Done():
+				t.unpinAll(r.pages)
+				return fmt.Errorf("db: waiting for pages to be read: %w: %w", ErrBusy, context.Cause(ctx))
+			}
+		case own != nil && own.lost > 0:
+			t.unpinAll(r.pages)
+			return &lostPages{offset: r.offset, pages: own.lost, cause: own.err}
+		case lost:
+			t.unpinAll(r.pages)
+			return errChanged // who read them found them bad and has retired the checkpoint
+		case len(mine) > 0:
+			t.unpinAll(r.pages)
+			if own != nil && own.err != nil {
+				return own.err
+			}
+			return errChanged // somebody else's read failed for want of room
+		default:
 			return nil
 		}
-		select {
-		case <-wait:
-		case <-d.gate.stopping:
-			d.residency.unpinAll(r.pages)
-			return errClosed
-		case <-ctx.Done():
-			d.residency.unpinAll(r.pages)
-			return fmt.Errorf("db: waiting for pages that are being read: %w: %w", ErrBusy, context.Cause(ctx))
-		}
-		if d.anyLost(r) {
-			d.residency.unpinAll(r.pages)
-			return errChanged // who read them found them bad and retires the checkpoint
-		}
 	}
 }
 
-// claimLoads marks the absent pages that nobody loads as being loaded by this caller.
-func (d *DB) claimLoads(r *Restoration) (mine []*page, wait <-chan struct{}) {
-	t := d.residency
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, p := range r.pages {
-		switch {
-		case p.slots != nil:
-		case p.busy:
-			wait = p.wait()
-		default:
-			p.busy = true
-			mine = append(mine, p)
-		}
-	}
-	return mine, wait
+// load is a job that reads pages of one restoration.
+type load struct {
+	job
+	pages  []*page
+	places [][]txn.Placement // of each page
+	ranks  int
+
+	lost int // pages that could not be read; valid once it is done
 }
 
-func (d *DB) anyLost(r *Restoration) bool {
-	d.residency.mu.Lock()
-	defer d.residency.mu.Unlock()
-	return slices.ContainsFunc(r.pages, func(p *page) bool { return p.lost })
-}
-
-func (d *DB) loadMine(ctx context.Context, r *Restoration, mine []*page, ranks int) error {
+// read carries a load out. The context bounds the wait for room and for a turn at the device; a read that has begun is waited
+// for. Pages that cannot be read go into quarantine, and all that needs them is retired before the job ends.
+func (d *DB) read(ctx context.Context, l *load) {
 	t := d.residency
-	sizes := make([]int64, 0, len(mine)*ranks)
-	for _, p := range mine {
-		for range ranks {
+	sizes := make([]int64, 0, len(l.pages)*l.ranks)
+	for _, p := range l.pages {
+		for range l.ranks {
 			sizes = append(sizes, p.bytes)
 		}
 	}
@@ -477,40 +481,43 @@ func (d *DB) loadMine(ctx context.Context, r *Restoration, mine []*page, ranks i
 	if err == nil {
 		reads := make([]segment.ReadRequest, len(slots))
 		for i := range slots {
-			p := mine[i/ranks]
-			reads[i] = segment.ReadRequest{Place: p.place[i%ranks], Key: p.key, Rank: uint16(i % ranks), Dst: slots[i].Bytes()}
+			reads[i] = segment.ReadRequest{Place: l.places[i/l.ranks][i%l.ranks], Key: l.pages[i/l.ranks].key, Rank: uint16(i % l.ranks), Dst: slots[i].Bytes()}
 		}
 		if failed := d.segments.ReadBatch(ctx, reads); failed != nil {
 			errs = failed
 		}
 		d.counters.pagesRead.Add(int64(len(slots)))
 	}
-	gone := &lostPages{offset: r.offset, retired: make(chan struct{})}
+	retired := make(chan struct{})
+	var lost []*page
+	var cause error
 	var out leftovers
 	t.mu.Lock()
-	for i, p := range mine {
-		p.busy = false
-		if len(slots) > 0 {
-			of := slots[i*ranks : (i+1)*ranks : (i+1)*ranks]
-			switch failed := errors.Join(errs[i*ranks : (i+1)*ranks]...); {
-			case failed == nil:
-				p.slots = of
-			case errors.Is(failed, ErrCorrupt), errors.Is(failed, ErrNotFound), errors.Is(failed, ErrIO):
-				gone.pages = append(gone.pages, p)
-				gone.cause = errors.Join(gone.cause, failed)
-				t.lose(p, gone.retired)
-				out.slots = append(out.slots, of...)
-			default:
-				err = failed
-				out.slots = append(out.slots, of...)
-			}
+	for i, p := range l.pages {
+		if len(slots) == 0 {
+			break
 		}
-		p.signal()
+		of := slots[i*l.ranks : (i+1)*l.ranks : (i+1)*l.ranks]
+		switch failed := errors.Join(errs[i*l.ranks : (i+1)*l.ranks]...); {
+		case failed == nil:
+			p.slots = of
+		case errors.Is(failed, ErrCorrupt), errors.Is(failed, ErrNotFound), errors.Is(failed, ErrIO):
+			lost = append(lost, p)
+			cause = errors.Join(cause, failed)
+			t.lose(p, retired)
+			out.slots = append(out.slots, of...)
+		default:
+			err = failed
+			out.slots = append(out.slots, of...)
+		}
 	}
 	t.mu.Unlock()
 	t.giveBack(&out)
-	if len(gone.pages) > 0 {
-		return gone
+	if l.lost = len(lost); l.lost > 0 {
+		d.counters.failedReads.Add(int64(l.lost))
+		d.options.Logger.Warn("pages lost, their checkpoints are retired", "pages", l.lost, "error", cause)
+		err = errors.Join(cause, d.giveUp(context.Background(), lost, txn.ReasonLost))
 	}
-	return err
+	close(retired)
+	d.endJob(&l.job, l.pages, err)
 }

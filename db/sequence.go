@@ -105,9 +105,9 @@ type mediaSpan struct {
 //
 // Rejected. One slice of tokens and one of digests: a fork would copy the whole prefix on its first append. Digests of
 // aligned chunks without a chain: a reader would have to compare every chunk to know that a prefix is the same. Keeping
-// the hash function's state at each block, so that prefix(n) has no block to repeat: it saves hashing half a block on average
-// and makes the spine three times as large. A digest over the tokens with media digests put in their place: a text could then be
-// made that hashes like an image.
+// the hash function's state at each block, so that prefix(n) has no block to repeat: it saves hashing half a block on
+// average and makes the spine three times as large. A digest over the tokens with media digests put in their place: a text
+// could then be made that hashes like an image.
 type Sequence struct {
 	namespace *Namespace
 	length    int64

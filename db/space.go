@@ -15,11 +15,11 @@ import (
 // space has been given back, so that what the files take never exceeds the budget because of a crash or a delay in between.
 type diskSpace struct {
 	segments *segment.Store
-	budget   int64 // 0: unbounded
 	logger   *slog.Logger
 	evict    func(ctx context.Context) (more bool, err error) // retires and deletes the checkpoints that go first
 
 	mu      sync.Mutex       // guards what follows
+	budget  int64            // 0: unbounded
 	used    int64            // written and not given back
 	pending int64            // reserved, being written
 	copies  map[uint64]int64 // page copies in each segment that are not given back
@@ -43,12 +43,13 @@ func newDiskSpace(s *segment.Store, budget, used int64, copies map[uint64]int64,
 
 // reserve sets bytes aside for a write, evicting checkpoints if the budget calls for it.
 func (s *diskSpace) reserve(ctx context.Context, bytes int64) error {
-	if s.budget > 0 && bytes > s.budget {
-		return fmt.Errorf("db: write of %d bytes: the disk tier has %d: %w", bytes, s.budget, ErrTooLarge)
-	}
 	for {
-		if s.tryReserve(bytes) {
+		ok, budget := s.tryReserve(bytes)
+		if ok {
 			return nil
+		}
+		if bytes > budget {
+			return fmt.Errorf("db: write of %d bytes: the disk tier has %d: %w", bytes, budget, ErrTooLarge)
 		}
 		if err := s.makeRoom(ctx, bytes); err != nil {
 			return err
@@ -56,14 +57,40 @@ func (s *diskSpace) reserve(ctx context.Context, bytes int64) error {
 	}
 }
 
-func (s *diskSpace) tryReserve(bytes int64) bool {
+func (s *diskSpace) tryReserve(bytes int64) (ok bool, budget int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.budget > 0 && s.used+s.pending+bytes > s.budget {
-		return false
+	if !s.fits(bytes) {
+		return false, s.budget
 	}
 	s.pending += bytes
-	return true
+	return true, s.budget
+}
+
+// fits tells whether bytes more are within the budget. With s.mu.
+func (s *diskSpace) fits(bytes int64) bool {
+	return s.budget == 0 || s.used+s.pending+bytes <= s.budget
+}
+
+func (s *diskSpace) setBudget(bytes int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.budget = bytes
+}
+
+// trim evicts until what is used is within the budget.
+func (s *diskSpace) trim(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		fits := s.fits(0)
+		s.mu.Unlock()
+		if fits {
+			return nil
+		}
+		if err := s.makeRoom(ctx, 0); err != nil {
+			return err
+		}
+	}
 }
 
 // settle ends a reservation: what was written counts as used, the rest is free again.
@@ -88,7 +115,7 @@ func (s *diskSpace) makeRoom(ctx context.Context, bytes int64) error {
 		return fmt.Errorf("db: no room for %d bytes on disk: %w: %w", bytes, ErrBusy, context.Cause(ctx))
 	}
 	s.mu.Lock()
-	enough := s.used+s.pending+bytes <= s.budget
+	enough := s.fits(bytes)
 	s.mu.Unlock()
 	if enough {
 		return nil // somebody before us made room
@@ -105,7 +132,7 @@ func (s *diskSpace) makeRoom(ctx context.Context, bytes int64) error {
 	case <-ctx.Done():
 		return fmt.Errorf("db: no room for %d bytes on disk: %w: %w", bytes, ErrBusy, context.Cause(ctx))
 	}
-	if s.mu.Lock(); !more && s.used+s.pending+bytes > s.budget {
+	if s.mu.Lock(); !more && !s.fits(bytes) {
 		defer s.mu.Unlock()
 		return fmt.Errorf("db: %d bytes on disk: %d of %d in use and nothing left to evict: %w", bytes, s.used+s.pending, s.budget, ErrNoSpace)
 	}
@@ -189,6 +216,13 @@ func (s *diskSpace) giveBack(batch []txn.Placement) {
 			s.logger.Warn("segment not removed", "segment", info.Number, "error", err)
 		}
 	}
+}
+
+// bound gives the budget, 0 if there is none.
+func (s *diskSpace) bound() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.budget
 }
 
 // inUse gives the bytes that count against the budget.

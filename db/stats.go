@@ -50,6 +50,7 @@ type Stats struct {
 	LogWritten        int64 // bytes written to the log
 	PagesRead         int64 // page copies read from disk
 	PagesEvicted      int64 // pages evicted from RAM with their disk copies left
+	WritesFailed      int64 // writes of pages that failed and were tried again or given up
 	FailedReads       int64 // pages that could not be read back
 	AdmissionWaits    int64 // allocations that had to wait for room
 	AdmissionTimeouts int64 // of those, how many got none
@@ -64,6 +65,7 @@ type counters struct {
 	pagesRead, pagesEvicted, failedReads atomic.Int64
 	admissionWaits, admissionTimeouts    atomic.Int64
 	leasesExpired, ownersExpired         atomic.Int64
+	writesFailed                         atomic.Int64
 	leases, transfers                    atomic.Int64 // gauges
 }
 
@@ -88,7 +90,7 @@ func (d *DB) Stats() (Stats, error) {
 		Checkpoints: a.Listed, Superseded: a.Superseded, Undurable: a.Undurable, Retired: a.Retired, Namespaces: a.Namespaces,
 		Pages: a.Pages, PageBytes: a.PageBytes, PlacedPages: a.PlacedPages,
 		RAMCapacity: ram.Capacity, RAMUsed: ram.Used, RAMDirtyBytes: table.dirtyBytes,
-		DiskBytes: d.disk.inUse(), DiskBudget: d.options.DiskBytes, LogBytes: d.log.Size(), IndexBytes: d.index.DiskBytes(),
+		DiskBytes: d.disk.inUse(), DiskBudget: d.disk.bound(), LogBytes: d.log.Size(), IndexBytes: d.index.DiskBytes(),
 		Pending: d.pending.count(), Leases: d.counters.leases.Load(), Owners: d.owners.count(), Transfers: d.counters.transfers.Load(), Quarantined: int64(table.quarantined), LSN: lsn,
 		Published: d.counters.published.Load(), Replays: d.telemetry.replays.Load(), Rejected: d.telemetry.rejected.Load(),
 		RetiredTotal: d.counters.retired.Load(), DeletedTotal: d.counters.deleted.Load(),
@@ -98,7 +100,7 @@ func (d *DB) Stats() (Stats, error) {
 		SegmentWritten: seg.PayloadBytes + seg.DescriptorBytes + seg.PaddingBytes, LogWritten: d.log.Bytes(),
 		PagesRead: d.counters.pagesRead.Load(), PagesEvicted: d.counters.pagesEvicted.Load(), FailedReads: d.counters.failedReads.Load(),
 		AdmissionWaits: d.counters.admissionWaits.Load(), AdmissionTimeouts: d.counters.admissionTimeouts.Load(),
-		LeasesExpired: d.counters.leasesExpired.Load(), OwnersExpired: d.counters.ownersExpired.Load(),
+		WritesFailed: d.counters.writesFailed.Load(), LeasesExpired: d.counters.leasesExpired.Load(), OwnersExpired: d.counters.ownersExpired.Load(),
 	}
 	infos, err := d.segments.Segments()
 	if err != nil {

@@ -52,7 +52,7 @@ type gate interface {
 	// watch arranges for f to be called once, from any goroutine and possibly before watch returns: with nil when
 	// everything that the order waits for is done, with an error if it never will be.
 	watch(f func(error))
-	// release gives the gate back, watched or not. f may still be called while release runs; a watch after it does
+	// release gives the gate back, watched or not. A call of f that is on its way may still come; a watch after it does
 	// nothing.
 	release()
 }

@@ -30,6 +30,14 @@ type DroppedPage struct {
 // record on the same state gives the same bytes. Applying a record that is applied already (lsn not above ReadApplied)
 // is refused with monotone-lsn. An error leaves v half changed: the caller discards it.
 func Apply(v View, lsn LSN, r Record) (*Effects, error) {
+	effects, err := apply(v, lsn, r)
+	if err != nil {
+		return nil, err
+	}
+	return effects, checkAfterApply(v)
+}
+
+func apply(v View, lsn LSN, r Record) (*Effects, error) {
 	applied, err := ReadApplied(v)
 	if err != nil {
 		return nil, err
@@ -64,7 +72,7 @@ func Apply(v View, lsn LSN, r Record) (*Effects, error) {
 	if err != nil {
 		return nil, fmt.Errorf("apply LSN %d: %w", lsn, err)
 	}
-	return &a.effects, checkAfterApply(v)
+	return &a.effects, nil
 }
 
 // applier carries one record into the view. Page, segment and account entries are changed in memory and written once.

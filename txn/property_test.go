@@ -59,10 +59,11 @@ func (m *machine) grow(*rapid.T) {
 
 // commit applies a record to both copies of the catalogue and compares them, the effects and the model.
 func (m *machine) commit(r Record, want *Effects) {
-	have := m.catalogue.commit(m.t, r)
 	if m.replica == nil {
+		m.append(r).apply(m.t, m.view)
 		return
 	}
+	have := m.catalogue.commit(m.t, r)
 	compareEffects(m.t, want, have)
 	again := m.log[len(m.log)-1].apply(m.t, m.replica)
 	compareEffects(m.t, have, again)

@@ -393,6 +393,17 @@ func Checkpoints(v Reader, fn func(g Generation) (more bool, err error)) error {
 	return scanGenerations(v, tagOrder, fn)
 }
 
+// States calls fn for every checkpoint, listed or retired.
+func States(v Reader, fn func(g Generation, s *State) (more bool, err error)) error {
+	return v.Scan([]byte{tagState}, func(k, b []byte) (bool, error) {
+		s := new(State)
+		if err := s.unmarshal(b); err != nil {
+			return false, fmt.Errorf("catalogue key %x: %w", k, err)
+		}
+		return fn(Generation(k[1:]), s)
+	})
+}
+
 // Undurable calls fn for every listed checkpoint that has pages without a disk copy.
 func Undurable(v Reader, fn func(g Generation) (more bool, err error)) error {
 	return scanGenerations(v, tagWaiting, fn)

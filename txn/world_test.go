@@ -233,12 +233,15 @@ func newCatalogue() *catalogue { return &catalogue{view: NewMemory()} }
 
 // commit appends a record to the log and applies it. What is applied is what the log gives back.
 func (c *catalogue) commit(t require.TestingT, r Record) *Effects {
-	c.lsn++
-	l := logged{lsn: c.lsn, kind: r.Kind(), payload: Encode(nil, r)}
-	c.log = append(c.log, l)
-	effects := l.apply(t, c.view)
+	effects := c.append(r).apply(t, c.view)
 	require.NoError(t, Check(c.view))
 	return effects
+}
+
+func (c *catalogue) append(r Record) *logged {
+	c.lsn++
+	c.log = append(c.log, logged{lsn: c.lsn, kind: r.Kind(), payload: Encode(nil, r)})
+	return &c.log[len(c.log)-1]
 }
 
 func (l *logged) apply(t require.TestingT, v View) *Effects {

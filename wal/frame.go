@@ -14,6 +14,8 @@ const (
 	MaxRecordBytes = 32 << 20
 	// MaxBatchBytes is the most that one Append writes, framing included.
 	MaxBatchBytes = 64 << 20
+	// MaxLSN is the largest LSN of a record; the log never gets there.
+	MaxLSN txn.LSN = 1<<63 - 1
 	// MaxKind is the largest kind that a record may have; kind 0 is invalid and 255 is the log's own.
 	MaxKind = 254
 )

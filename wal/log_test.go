@@ -142,7 +142,7 @@ func TestLimitsAreRefusedAtTheEdge(t *testing.T) {
 	require.Equal(t, string(big[1:]), got[0].payload)
 	require.Equal(t, "after", got[1].payload)
 
-	for _, o := range []Options{{RotateBytes: -1}, {RotateBytes: RotateBytesMax + 1}, {ReserveBytes: -1}, {ReserveBytes: ReserveBytesMax + 1}} {
+	for _, o := range []Options{{RotateBytes: -1}, {RotateBytes: RotateBytesMax + 1}, {ReserveBytes: -1}, {ReserveBytes: ReserveBytesMax + 1}, {FirstLSN: MaxLSN + 1}} {
 		_, err := Open(dir, o)
 		require.ErrorIs(t, err, txn.ErrInvalid)
 	}

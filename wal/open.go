@@ -48,6 +48,9 @@ func (o Options) withDefaults() (Options, error) {
 	if o.ReserveBytes < 0 || o.ReserveBytes > ReserveBytesMax {
 		return o, fmt.Errorf("wal: ReserveBytes %d, want 0…%d: %w", o.ReserveBytes, int64(ReserveBytesMax), txn.ErrInvalid)
 	}
+	if o.FirstLSN > MaxLSN {
+		return o, fmt.Errorf("wal: FirstLSN %d, at most %d: %w", o.FirstLSN, MaxLSN, txn.ErrInvalid)
+	}
 	if o.RotateBytes == 0 {
 		o.RotateBytes = RotateBytesDefault
 	}

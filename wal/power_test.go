@@ -201,9 +201,9 @@ func (p *power) survivor(t *testing.T, path string) []byte {
 // a gap. What an open found after the death of a process, and called durable, survives the power failure after that.
 func TestPowerFailures(t *testing.T) {
 	base := memoryDir(t)
-	histories, lifetimes := 80, 8
+	histories, lifetimes := 40, 8
 	if testing.Short() {
-		histories = 20
+		histories = 10
 	}
 	for seed := range histories {
 		rng := rand.New(rand.NewPCG(7, uint64(seed)))

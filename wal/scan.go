@@ -143,6 +143,8 @@ func (s *scanner) follow(h header) error {
 		reason = fmt.Sprintf("frame says that %d bytes before it were durable", h.durable)
 	case h.kind == kindSeal && (h.length != 0 || s.entries == 0 || h.lsn != s.last || h.previous != s.last):
 		reason = fmt.Sprintf("seal of LSN %d after LSN %d", h.lsn, s.last)
+	case h.lsn > MaxLSN:
+		reason = fmt.Sprintf("LSN %d, at most %d", h.lsn, MaxLSN)
 	case h.kind != kindSeal && h.lsn <= h.previous:
 		reason = fmt.Sprintf("LSN %d after LSN %d", h.lsn, h.previous)
 	case h.kind != kindSeal && s.anything && h.previous != s.last:

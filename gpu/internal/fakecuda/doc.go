@@ -1,0 +1,4 @@
+//go:build !linux
+
+// Package fakecuda has content on Linux only.
+package fakecuda

@@ -1,0 +1,120 @@
+//go:build linux
+
+// Package fakecuda builds and controls a CUDA driver library without a GPU, for the tests of the CUDA backend. How it
+// behaves is said in c/cuda.c. It measures nothing: no figure taken with it says anything about a GPU.
+package fakecuda
+
+import (
+	"embed"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+//go:embed c/cuda.c c/control.h
+var source embed.FS
+
+// Control is the memory that a test shares with a library, the same as struct control in c/control.h.
+type Control struct {
+	Devices, Version, BatchABIs, InitResult, Hold, HoldFills, FailAt, FailWith, DelayMicroseconds, Seed atomic.Uint64
+	Lost                                                                                                [8]atomic.Uint64
+	ModuleResult                                                                                        atomic.Uint64
+
+	Calls, Copies, Batches, Batched, Planes, Kernels, KernelRuns, Allocations, Streams, Events, Imports, Contexts, Violations atomic.Uint64
+	violation                                                                                                                 [256]byte
+}
+
+// Violation gives the first rule that was broken, "" if none was.
+func (c *Control) Violation() string {
+	if c.Violations.Load() == 0 {
+		return ""
+	}
+	return unix.ByteSliceToString(c.violation[:])
+}
+
+// Compiler finds a C compiler, or says that there is none.
+func Compiler() (string, error) {
+	for _, name := range []string{"gcc", "cc"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("no C compiler")
+}
+
+// Build compiles the library into dir. Without names symbols that it is to lack, as an older driver does.
+func Build(dir string, flags []string, without ...string) (string, error) {
+	compiler, err := Compiler()
+	if err != nil {
+		return "", err
+	}
+	for _, name := range []string{"cuda.c", "control.h"} {
+		text, err := source.ReadFile("c/" + name)
+		if err != nil {
+			return "", err
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			return "", err
+		}
+	}
+	library := filepath.Join(dir, "libcuda.so.1")
+	args := append([]string{"-std=gnu11", "-O1", "-g", "-shared", "-fPIC", "-pthread", "-o", library, filepath.Join(dir, "cuda.c")}, flags...)
+	if len(without) > 0 {
+		script := "{ global: *; local:"
+		for _, symbol := range without {
+			script += " " + symbol + ";"
+		}
+		name := filepath.Join(dir, "symbols")
+		if err := os.WriteFile(name, []byte(script+" };\n"), 0o600); err != nil {
+			return "", err
+		}
+		args = append(args, "-Wl,--version-script="+name)
+	}
+	if out, err := exec.Command(compiler, args...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the fake driver: %w: %s", err, out)
+	}
+	return library, nil
+}
+
+// Install copies a built library to path, where it is another driver when it is loaded, and gives the memory by which to
+// control it. The memory stays mapped while the process lives, as the library does.
+func Install(library, path string) (*Control, error) {
+	text, err := os.ReadFile(library)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(path, text, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(path+".control", make([]byte, unsafe.Sizeof(Control{})), 0o600); err != nil {
+		return nil, err
+	}
+	c, err := Attach(path)
+	if err != nil {
+		return nil, err
+	}
+	c.Devices.Store(2)
+	c.Version.Store(13000)
+	c.BatchABIs.Store(3)
+	c.FailWith.Store(999)
+	return c, nil
+}
+
+// Attach gives the memory by which to control an installed library.
+func Attach(path string) (*Control, error) {
+	f, err := os.OpenFile(path+".control", os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(unsafe.Sizeof(Control{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	return (*Control)(unsafe.Pointer(unsafe.SliceData(mem))), nil
+}
