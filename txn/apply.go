@@ -14,6 +14,9 @@ type Effects struct {
 	Durable []Generation  // listed checkpoints whose last missing disk copy this record brought
 	Dropped []DroppedPage // pages that nothing needs any more
 	Freed   []Placement   // disk copies that a moved page left behind
+	Cooled  []Key         // pages that no current checkpoint needs any more, and that are still there
+	Warmed  []Key         // pages that were cool and that a current checkpoint needs again
+	Graced  []Generation  // checkpoints whose time of grace has begun
 }
 
 // DroppedPage is a page that has left the catalogue. Its space may be given back once the record is durable and the last
@@ -63,6 +66,8 @@ func apply(v View, lsn LSN, r Record) (*Effects, error) {
 		err = a.delete(r.Generations)
 	case *Persist:
 		err = a.persist(r)
+	case *Mark:
+		err = a.mark(r)
 	default:
 		err = fmt.Errorf("record of type %T: %w", r, ErrUnsupported)
 	}
@@ -87,7 +92,9 @@ type applier struct {
 
 type pageChange struct {
 	PageEntry
-	gone bool
+	gone  bool
+	fresh bool // made by this record
+	cool  bool // before this record
 }
 
 func (a *applier) page(key Key) (*pageChange, error) {
@@ -101,6 +108,7 @@ func (a *applier) page(key Key) (*pageChange, error) {
 	if err := mustLoad(a.v, key1(tagPage, key), &p.PageEntry); err != nil {
 		return nil, err
 	}
+	p.cool = p.Current == 0
 	a.pages[key] = p
 	return p, nil
 }
@@ -124,8 +132,17 @@ func (a *applier) flush() error {
 			if err := a.v.Delete(k); err != nil {
 				return err
 			}
-		} else if err := a.v.Set(k, p.marshal()); err != nil {
+			continue
+		}
+		if err := a.v.Set(k, p.marshal()); err != nil {
 			return err
+		}
+		switch cool := p.Current == 0; {
+		case p.fresh || cool == p.cool:
+		case cool:
+			a.effects.Cooled = append(a.effects.Cooled, key)
+		default:
+			a.effects.Warmed = append(a.effects.Warmed, key)
 		}
 	}
 	for n, s := range a.segments {
@@ -210,7 +227,15 @@ func (a *applier) publish(r *Publish) error {
 	}
 	a.accounts.Listed++
 	a.effects.Listed = append(a.effects.Listed, g)
-	if err := a.writeState(g, &State{Status: Listed, Durable: waiting == 0, Published: a.lsn}); err != nil {
+	if err := a.writeState(g, &State{Status: Listed, Durable: waiting == 0, Published: a.lsn, Used: a.lsn}); err != nil {
+		return err
+	}
+	if m.Request != "" {
+		if err := a.v.Set(requestKey(m, g), nil); err != nil {
+			return err
+		}
+	}
+	if err := a.continued(m.Continues); err != nil {
 		return err
 	}
 	// The new checkpoint holds its pages by now, so that what it shares with the one it replaces stays.
@@ -271,7 +296,7 @@ func (a *applier) holdPages(r *Publish, g Generation, fresh bool) (waiting uint6
 				return err
 			}
 		}
-		return a.raise(key)
+		return cmp.Or(a.count(key, listedCount, 1), a.count(key, currentCount, 1))
 	})
 	if err != nil {
 		return 0, err
@@ -289,8 +314,85 @@ func (a *applier) writeState(g Generation, s *State) error {
 		if err := a.v.Set(orderKey(g, s), nil); err != nil {
 			return err
 		}
+		if s.Grace {
+			if err := a.v.Set(key1(tagGrace, g), nil); err != nil {
+				return err
+			}
+		}
 	}
 	return a.v.Set(key1(tagState, g), s.marshal())
+}
+
+// unplaceState takes a listed checkpoint out of the order of eviction, before its state changes.
+func (a *applier) unplaceState(g Generation, s *State) error {
+	if s.Grace {
+		if err := a.v.Delete(key1(tagGrace, g)); err != nil {
+			return err
+		}
+	}
+	return a.v.Delete(orderKey(g, s))
+}
+
+// changeState rewrites the state of a listed checkpoint, and counts its pages anew if it goes first now and did not before, or
+// the other way round.
+func (a *applier) changeState(g Generation, change func(s *State) error) error {
+	var s State
+	if err := mustLoad(a.v, key1(tagState, g), &s); err != nil {
+		return err
+	}
+	if s.Status != Listed {
+		return refuse(SupersedeIsAPreference, ErrCorrupt, "generation %s is %v", Key(g).Short(), s.Status)
+	}
+	if err := a.unplaceState(g, &s); err != nil {
+		return err
+	}
+	first := s.GoesFirst()
+	if err := change(&s); err != nil {
+		return err
+	}
+	if s.GoesFirst() != first {
+		m, err := a.manifest(g)
+		if err != nil {
+			return err
+		}
+		delta := int64(1)
+		if s.GoesFirst() {
+			delta = -1
+		}
+		if err := m.holds(func(_ *GroupPages, key Key) error { return a.count(key, currentCount, delta) }); err != nil {
+			return err
+		}
+	}
+	return a.writeState(g, &s)
+}
+
+// continued remembers that a publication went on from a checkpoint.
+func (a *applier) continued(g Generation) error {
+	if g.IsZero() {
+		return nil
+	}
+	return a.changeState(g, func(s *State) error {
+		s.Continued = true
+		return nil
+	})
+}
+
+func (a *applier) mark(r *Mark) error {
+	for _, g := range r.Generations {
+		err := a.changeState(g, func(s *State) error {
+			switch r.Mark {
+			case MarkUsed:
+				s.Used = a.lsn
+			case MarkEndGrace:
+				s.Grace = false
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (a *applier) addPage(n *NewPage, ranks int64) error {
@@ -301,7 +403,7 @@ func (a *applier) addPage(n *NewPage, ranks int64) error {
 	if known != nil || a.pages[n.Key] != nil {
 		return fmt.Errorf("page %s is there already: %w", n.Key.Short(), ErrCorrupt)
 	}
-	p := &pageChange{PageEntry: PageEntry{Parent: n.Parent, Bytes: n.Bytes, Ranks: ranks, ChainDurable: len(n.Place) != 0}}
+	p := &pageChange{PageEntry: PageEntry{Parent: n.Parent, Bytes: n.Bytes, Ranks: ranks, ChainDurable: len(n.Place) != 0}, fresh: true}
 	if !n.Parent.IsZero() {
 		parent, err := a.page(n.Parent)
 		if err != nil {
@@ -368,32 +470,23 @@ func (a *applier) unplace(p *pageChange) error {
 	return nil
 }
 
-// raise counts one more way from the page to a listed checkpoint, and tells its ancestors if it is the first one.
-func (a *applier) raise(key Key) error {
-	for !key.IsZero() {
-		p, err := a.page(key)
-		if err != nil {
-			return err
-		}
-		if p.Listed++; p.Listed > 1 {
-			return nil
-		}
-		key = p.Parent
-	}
-	return nil
-}
+// listedCount and currentCount choose what count counts.
+func listedCount(p *PageEntry) *int64  { return &p.Listed }
+func currentCount(p *PageEntry) *int64 { return &p.Current }
 
-// lower is the opposite of raise.
-func (a *applier) lower(key Key) error {
+// count adds delta, 1 or −1, to the ways that lead from the page to a checkpoint of some sort, and tells its ancestors if that
+// makes the first way or takes the last.
+func (a *applier) count(key Key, of func(*PageEntry) *int64, delta int64) error {
 	for !key.IsZero() {
 		p, err := a.page(key)
 		if err != nil {
 			return err
 		}
-		if p.Listed == 0 {
-			return refuse(ExactAccounting, ErrCorrupt, "page %s is counted as needed by no listed checkpoint and one needs it", key.Short())
+		n := of(&p.PageEntry)
+		if *n += delta; *n < 0 {
+			return refuse(ExactAccounting, ErrCorrupt, "page %s is counted as needed by no checkpoint of its sort and one needs it", key.Short())
 		}
-		if p.Listed--; p.Listed > 0 {
+		if *n != max(delta, 0) {
 			return nil
 		}
 		key = p.Parent
@@ -494,7 +587,7 @@ func (a *applier) retire(gens []Generation) error {
 		if err != nil {
 			return err
 		}
-		if err := a.v.Delete(orderKey(g, &s)); err != nil {
+		if err := a.unplaceState(g, &s); err != nil {
 			return err
 		}
 		if err := a.releaseSuperseded(g, &s); err != nil {
@@ -509,13 +602,26 @@ func (a *applier) retire(gens []Generation) error {
 				return err
 			}
 		}
-		if err := m.holds(func(_ *GroupPages, key Key) error { return a.lower(key) }); err != nil {
+		err = m.holds(func(_ *GroupPages, key Key) error {
+			if !s.GoesFirst() {
+				if err := a.count(key, currentCount, -1); err != nil {
+					return err
+				}
+			}
+			return a.count(key, listedCount, -1)
+		})
+		if err != nil {
 			return err
+		}
+		if m.Request != "" {
+			if err := a.v.Delete(requestKey(m, g)); err != nil {
+				return err
+			}
 		}
 		if err := a.leaveSpine(m); err != nil {
 			return err
 		}
-		if err := a.writeState(g, &State{Status: Retired, Durable: s.Durable, Published: s.Published}); err != nil {
+		if err := a.writeState(g, &State{Status: Retired, Durable: s.Durable, Published: s.Published, Used: s.Used}); err != nil {
 			return err
 		}
 		a.accounts.Listed--
@@ -551,33 +657,30 @@ func (a *applier) supersede(by Generation, gens []Generation) error {
 		}
 	}
 	for _, g := range gens {
-		var s State
-		if err := mustLoad(a.v, key1(tagState, g), &s); err != nil {
-			return err
-		}
-		if s.Status != Listed {
-			return refuse(NoDanglingSupersede, ErrCorrupt, "generation %s is %v", Key(g).Short(), s.Status)
-		}
-		if !by.IsZero() && (newer.Status != Listed || newer.Published <= s.Published) {
-			return refuse(NoDanglingSupersede, ErrCorrupt, "generation %s (LSN %d) cannot be superseded by %s, which is %v (LSN %d)",
-				Key(g).Short(), s.Published, Key(by).Short(), newer.Status, newer.Published)
-		}
-		if err := a.v.Delete(orderKey(g, &s)); err != nil {
-			return err
-		}
-		if s.Superseded() {
-			a.accounts.Superseded--
-			if err := a.v.Delete(key2(tagSupersede, s.SupersededBy, g)); err != nil {
-				return err
+		err := a.changeState(g, func(s *State) error {
+			if !by.IsZero() && (newer.Status != Listed || newer.Published <= s.Published) {
+				return refuse(NoDanglingSupersede, ErrCorrupt, "generation %s (LSN %d) cannot be superseded by %s, which is %v (LSN %d)",
+					Key(g).Short(), s.Published, Key(by).Short(), newer.Status, newer.Published)
 			}
-		}
-		if s.SupersededBy = by; s.Superseded() {
+			before := s.Superseded()
+			if before {
+				a.accounts.Superseded--
+				if err := a.v.Delete(key2(tagSupersede, s.SupersededBy, g)); err != nil {
+					return err
+				}
+			}
+			if s.SupersededBy = by; !s.Superseded() {
+				s.Grace = false
+				return nil
+			}
 			a.accounts.Superseded++
-			if err := a.v.Set(key2(tagSupersede, by, g), nil); err != nil {
-				return err
+			if !before && s.Continued {
+				s.Grace = true
+				a.effects.Graced = append(a.effects.Graced, g)
 			}
-		}
-		if err := a.writeState(g, &s); err != nil {
+			return a.v.Set(key2(tagSupersede, by, g), nil)
+		})
+		if err != nil {
 			return err
 		}
 	}

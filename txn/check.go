@@ -207,23 +207,32 @@ func (c *checker) checkpoint(have *Memory, g Generation, s *State) error {
 	if have.values[string(key1(tagNamespace, m.Namespace))] == nil {
 		return refuse(ExactAccounting, ErrCorrupt, "generation %s belongs to namespace %s, which is not there", Key(g).Short(), m.Namespace.Short())
 	}
-	if s.Published == 0 || s.Published > c.applied {
+	if s.Published == 0 || s.Published > s.Used || s.Used > c.applied {
 		return refuse(MonotoneLSN, ErrCorrupt, "generation %s was published by LSN %d, applied is LSN %d", Key(g).Short(), s.Published, c.applied)
 	}
-	waiting, err := c.holds(m, g, s.Status)
+	waiting, err := c.holds(m, g, s)
 	if err != nil {
 		return err
 	}
 	// What was durable when it was retired stays marked so; for a listed one the mark is exact.
 	if s.Status == Retired {
 		c.accounts.Retired++
-		derived := State{Status: Retired, Durable: s.Durable, Published: s.Published}
+		derived := State{Status: Retired, Durable: s.Durable, Published: s.Published, Used: s.Used}
 		return c.want.Set(key1(tagState, g), derived.marshal())
 	}
 	derived := *s
 	derived.Durable = waiting == 0
 	c.want.Set(key1(tagState, g), derived.marshal())
 	c.want.Set(orderKey(g, s), nil)
+	if m.Request != "" {
+		c.want.Set(requestKey(m, g), nil)
+	}
+	if s.Grace {
+		c.want.Set(key1(tagGrace, g), nil)
+	}
+	if s.Grace && (!s.Superseded() || !s.Continued) {
+		return refuse(SupersedeIsAPreference, ErrCorrupt, "generation %s has a time of grace and nothing to show for it", Key(g).Short())
+	}
 	c.want.Set(key1(tagPrefix, m.Prefix), g[:])
 	c.accounts.Listed++
 	if waiting > 0 {
@@ -255,7 +264,7 @@ func (c *checker) checkpoint(have *Memory, g Generation, s *State) error {
 }
 
 // holds derives the hold edges of a manifest and how many of them wait for a disk copy.
-func (c *checker) holds(m *Manifest, g Generation, status Status) (waiting uint64, err error) {
+func (c *checker) holds(m *Manifest, g Generation, s *State) (waiting uint64, err error) {
 	err = m.holds(func(group *GroupPages, key Key) error {
 		p := c.pages[key]
 		if p == nil || !m.fits(group, p) {
@@ -263,8 +272,11 @@ func (c *checker) holds(m *Manifest, g Generation, status Status) (waiting uint6
 		}
 		p.Held++
 		c.want.Set(key2(tagHold, key, g), nil)
-		if status == Listed {
-			c.raise(key)
+		if s.Status == Listed {
+			c.raise(key, listedCount)
+			if !s.GoesFirst() {
+				c.raise(key, currentCount)
+			}
 		}
 		if !p.ChainDurable {
 			waiting++
@@ -274,9 +286,10 @@ func (c *checker) holds(m *Manifest, g Generation, status Status) (waiting uint6
 	return waiting, err
 }
 
-func (c *checker) raise(key Key) {
+func (c *checker) raise(key Key, of func(*PageEntry) *int64) {
 	for p := c.pages[key]; p != nil; p = c.pages[p.Parent] {
-		if p.Listed++; p.Listed > 1 {
+		n := of(p)
+		if *n++; *n > 1 {
 			return
 		}
 	}

@@ -20,11 +20,14 @@ type PublishIntent struct {
 	// ChainKey gives the key of a page of a chained group, 0…Count−1.
 	ChainKey func(group int, position int64) Key
 	// Have reports whether the publication holds the bytes of a page for all ranks, and their synced disk copies if there
-	// are any. It is asked about pages that the catalogue does not know, and about those that it knows and no listed
-	// checkpoint needs: nothing keeps the bytes of these but the publication.
+	// are any. It is asked about pages that the catalogue does not know. What the catalogue knows is there: nobody lets go of
+	// the bytes of a page before the record is durable that drops it.
 	Have func(key Key) (place []Placement, ok bool)
 
-	Supersedes []Generation // what the policy chose among the listed checkpoints
+	// Supersedes names listed checkpoints that the new one supersedes.
+	Supersedes []Generation
+	// PrefixKey gives the digest of the exact first tokens, 1…Offset. If it is set, the supersession policy is asked for more.
+	PrefixKey func(tokens int64) Key
 }
 
 // DecidePublish checks a publication against the catalogue and gives the record that lists it: what the catalogue does
@@ -74,7 +77,16 @@ func DecidePublish(v Reader, in *PublishIntent) (*Publish, error) {
 	if !listed.IsZero() {
 		r.Replaced = []Generation{listed}
 	}
-	for _, old := range unique(in.Supersedes) {
+	old := in.Supersedes
+	if in.PrefixKey != nil {
+		l, err := chooseSuperseded(v, in)
+		if err != nil {
+			return nil, err
+		}
+		r.Manifest.Continues, r.Manifest.Previous = l.continues, l.previous
+		old = slices.Concat(old, l.supersedes)
+	}
+	for _, old := range unique(old) {
 		if !listed.IsZero() && old == listed {
 			continue
 		}
@@ -148,7 +160,7 @@ func (r *Publish) decidePages(v Reader, in *PublishIntent) (durable bool, err er
 		if !g.Chained {
 			continue
 		}
-		// From the last page back to the first one that a listed checkpoint needs: what comes before that is complete.
+		// From the last page back to the first one that the catalogue knows: what comes before that is known as well.
 		first := len(r.Pages)
 		page := pageOf{group: i, key: g.Head}
 		for depth := g.Count - 1; depth >= 0; depth-- {
@@ -158,12 +170,12 @@ func (r *Publish) decidePages(v Reader, in *PublishIntent) (durable bool, err er
 					return false, refuse(CompleteAtPublish, ErrInvalid, "group %d, page %d has no key", i, depth-1)
 				}
 			}
-			needed, d, err := r.decidePage(v, in, page, added)
+			known, d, err := r.decidePage(v, in, page, added)
 			if err != nil {
 				return false, err
 			}
 			durable = durable && d
-			if needed {
+			if known {
 				break
 			}
 			page.key = page.parent
@@ -181,9 +193,8 @@ type pageOf struct {
 	key, parent Key
 }
 
-// decidePage compares a page with what the catalogue knows of it, and adds it to the record if that is nothing. needed
-// tells that a listed checkpoint needs it, hence everything before it too.
-func (r *Publish) decidePage(v Reader, in *PublishIntent, page pageOf, added map[Key]bool) (needed, durable bool, err error) {
+// decidePage compares a page with what the catalogue knows of it, and adds it to the record if that is nothing.
+func (r *Publish) decidePage(v Reader, in *PublishIntent, page pageOf, added map[Key]bool) (known, durable bool, err error) {
 	if page.key.IsZero() {
 		return false, false, refuse(CompleteAtPublish, ErrInvalid, "group %d, page %d has no key", page.group, page.position)
 	}
@@ -204,16 +215,11 @@ func (r *Publish) decidePage(v Reader, in *PublishIntent, page pageOf, added map
 		if entry.Parent != page.parent {
 			return false, false, fmt.Errorf("group %d, page %d follows %s in the catalogue and %s in the manifest: %w", page.group, page.position, entry.Parent.Short(), page.parent.Short(), ErrInvalid)
 		}
-		if entry.Listed > 0 {
-			return true, entry.ChainDurable, nil
-		}
+		return true, entry.ChainDurable, nil
 	}
 	place, ok := in.Have(page.key)
 	if !ok {
 		return false, false, refuse(CompleteAtPublish, ErrConflict, "group %d, page %d (%s) is not there on all ranks", page.group, page.position, page.key.Short())
-	}
-	if entry != nil {
-		return false, entry.ChainDurable, nil
 	}
 	if added[page.key] {
 		return false, false, fmt.Errorf("group %d, page %d (%s) is in the manifest twice: %w", page.group, page.position, page.key.Short(), ErrInvalid)
@@ -330,6 +336,26 @@ func DecideSupersede(v Reader, by Generation, old []Generation) (*Supersede, err
 			if s.Published >= published {
 				return nil, refuse(NoDanglingSupersede, ErrInvalid, "generation %s (LSN %d) is not older than %s (LSN %d)", Key(g).Short(), s.Published, Key(by).Short(), published)
 			}
+		}
+		r.Generations = append(r.Generations, g)
+	}
+	if len(r.Generations) == 0 {
+		return nil, nil
+	}
+	return r, nil
+}
+
+// DecideMark moves listed checkpoints in the order of eviction. Those to which the mark does not apply are left out. A nil record
+// means that there is nothing to do.
+func DecideMark(v Reader, mark MarkKind, gens []Generation) (*Mark, error) {
+	r := &Mark{Mark: mark}
+	for _, g := range unique(gens) {
+		s, err := ReadState(v, g)
+		if err != nil {
+			return nil, err
+		}
+		if s == nil || s.Status != Listed || (mark == MarkEndGrace && !s.Grace) {
+			continue
 		}
 		r.Generations = append(r.Generations, g)
 	}

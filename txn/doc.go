@@ -24,9 +24,12 @@
 //	n ‖ namespace id             canonical encoding of the namespace
 //	o ‖ class ‖ LSN ‖ generation eviction order of listed checkpoints: superseded ones first, then by age
 //	p ‖ page key                 page: parent, depth, size, counts, placements
+//	q ‖ namespace ‖ request ‖ generation
+//	                             listed checkpoint of a serving request, named by the request's digest
 //	s ‖ generation               state of a manifest: listed or retired, durable, superseded by whom
 //	u ‖ generation               listed and not durable yet: how many of its holds wait for a disk copy
 //	v ‖ generation ‖ generation  supersede edge: the first superseded the second
+//	w ‖ generation               superseded, and in its time of grace
 //	z                            applied LSN, written by the owner of the view with every batch
 //
 // # Cost follows what is new

@@ -31,7 +31,8 @@ type Manifest struct {
 	// What follows describes how the checkpoint came to be; it is not part of its identity.
 	Kind      uint8
 	Request   string
-	Continues Generation
+	Continues Generation // the checkpoint it went on from; decided when it is published
+	Previous  Generation // the longest listed proper prefix at that time
 }
 
 // GroupPages names the pages of one group. A chained group (full attention) is named by its last page; the others list
@@ -107,6 +108,7 @@ func (m *Manifest) encode(e *encoder) {
 	e.byte(m.Kind)
 	e.bytes([]byte(m.Request))
 	e.key(Key(m.Continues))
+	e.key(Key(m.Previous))
 }
 
 func (m *Manifest) decode(d *decoder) {
@@ -155,6 +157,7 @@ func (m *Manifest) decode(d *decoder) {
 	m.Kind = d.byte("kind")
 	m.Request = string(d.bytes("request"))
 	m.Continues = Generation(d.key("continues"))
+	m.Previous = Generation(d.key("previous"))
 }
 
 // manifestFormat is the first byte of an encoded manifest.

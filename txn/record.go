@@ -12,6 +12,7 @@ const (
 	KindRetire    Kind = 3
 	KindDelete    Kind = 4
 	KindPersist   Kind = 5
+	KindMark      Kind = 6
 )
 
 // String gives the name used in logs and in the documentation.
@@ -27,6 +28,8 @@ func (k Kind) String() string {
 		return "delete"
 	case KindPersist:
 		return "persist"
+	case KindMark:
+		return "mark"
 	}
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
@@ -93,6 +96,21 @@ type Supersede struct {
 	Generations []Generation
 }
 
+// MarkKind says what a Mark record changes. Zero is invalid.
+type MarkKind uint8
+
+// The marks. They change the order of eviction and nothing else.
+const (
+	MarkUsed     MarkKind = 1 // found by a lookup or a restore: youngest again
+	MarkEndGrace MarkKind = 2 // superseded and continued from; its time of grace is over
+)
+
+// Mark changes where checkpoints stand in the order of eviction.
+type Mark struct {
+	Mark        MarkKind
+	Generations []Generation
+}
+
 // Retire delists checkpoints; with Delete set their pages are given up in the same record.
 type Retire struct {
 	Reason      Reason
@@ -131,6 +149,9 @@ func (*Delete) Kind() Kind { return KindDelete }
 // Kind implements Record.
 func (*Persist) Kind() Kind { return KindPersist }
 
+// Kind implements Record.
+func (*Mark) Kind() Kind { return KindMark }
+
 // recordFormat is the first byte of every encoded record.
 const recordFormat = 1
 
@@ -157,6 +178,8 @@ func Decode(kind Kind, payload []byte) (Record, error) {
 		r = new(Delete)
 	case KindPersist:
 		r = new(Persist)
+	case KindMark:
+		r = new(Mark)
 	default:
 		return nil, fmt.Errorf("record: %v is not a kind of record: %w", kind, ErrUnsupported)
 	}
@@ -281,6 +304,18 @@ func (r *Supersede) encode(e *encoder) {
 
 func (r *Supersede) decode(d *decoder) {
 	r.By = Generation(d.key("by"))
+	r.Generations = decodeKeys[Generation](d, "generations")
+}
+
+func (r *Mark) encode(e *encoder) {
+	e.byte(byte(r.Mark))
+	encodeKeys(e, r.Generations)
+}
+
+func (r *Mark) decode(d *decoder) {
+	if r.Mark = MarkKind(d.byte("mark")); d.err == nil && r.Mark != MarkUsed && r.Mark != MarkEndGrace {
+		d.fail("mark")
+	}
 	r.Generations = decodeKeys[Generation](d, "generations")
 }
 

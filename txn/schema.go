@@ -1,6 +1,7 @@
 package txn
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 )
@@ -38,6 +39,8 @@ const (
 	tagWaiting   = 'u'
 	tagSupersede = 'v'
 	tagApplied   = 'z'
+	tagGrace     = 'w'
+	tagRequest   = 'q'
 )
 
 // key1 and key2 build a key of a tag and one or two digests.
@@ -61,17 +64,27 @@ func segmentKey(n uint64) []byte {
 // orderKey places a listed checkpoint in the order of eviction.
 func orderKey(g Generation, s *State) []byte {
 	class := byte(1)
-	if s.Superseded() {
+	if s.GoesFirst() {
 		class = 0
 	}
-	b := binary.BigEndian.AppendUint64([]byte{tagOrder, class}, uint64(s.Published))
+	b := binary.BigEndian.AppendUint64([]byte{tagOrder, class}, uint64(s.Used))
 	return append(b, g[:]...)
+}
+
+// requestPrefix begins the keys of all listed checkpoints of one serving request.
+func requestPrefix(ns Key, request string) []byte {
+	return key2(tagRequest, ns, Key(sha256.Sum256([]byte(request))))
+}
+
+func requestKey(m *Manifest, g Generation) []byte {
+	return append(requestPrefix(m.Namespace, m.Request), g[:]...)
 }
 
 // keyBytes is the length of the keys of each tag.
 var keyBytes = map[byte]int{
 	tagAccounts: 1, tagSpine: 33, tagChild: 65, tagPrefix: 33, tagSegment: 9, tagHold: 65, tagManifest: 33, tagNamespace: 33,
 	tagOrder: 42, tagPage: 33, tagState: 33, tagWaiting: 33, tagSupersede: 65, tagApplied: 1,
+	tagGrace: 33, tagRequest: 97,
 }
 
 // endOf gives the digest that a key ends in.
@@ -117,18 +130,27 @@ type State struct {
 	Status       Status
 	Durable      bool       // every page has a disk copy
 	Published    LSN        // of the record that listed it; later is newer, whatever the clocks said
+	Used         LSN        // of the record that listed it or last marked it as used
 	SupersededBy Generation // zero: current
+	Continued    bool       // a later publication went on from it
+	Grace        bool       // superseded, and in its time of grace: it does not go first yet
 }
 
-// Superseded reports whether the checkpoint goes first when room is needed.
+// Superseded reports whether a later checkpoint has taken its place.
 func (s *State) Superseded() bool { return !s.SupersededBy.IsZero() }
+
+// GoesFirst reports whether the checkpoint goes before all current ones when room is needed.
+func (s *State) GoesFirst() bool { return s.Superseded() && !s.Grace }
 
 func (s *State) marshal() []byte {
 	e := encoder{b: make([]byte, 0, 48)}
 	e.byte(byte(s.Status))
 	e.bool(s.Durable)
 	e.uint(uint64(s.Published))
+	e.uint(uint64(s.Used))
 	e.key(Key(s.SupersededBy))
+	e.bool(s.Continued)
+	e.bool(s.Grace)
 	return e.b
 }
 
@@ -137,7 +159,10 @@ func (s *State) unmarshal(b []byte) error {
 	s.Status = Status(d.byte("status"))
 	s.Durable = d.bool("durable")
 	s.Published = LSN(d.uint("published"))
+	s.Used = LSN(d.uint("used"))
 	s.SupersededBy = Generation(d.key("superseded by"))
+	s.Continued = d.bool("continued")
+	s.Grace = d.bool("grace")
 	if d.err == nil && s.Status != Listed && s.Status != Retired {
 		d.fail("status")
 	}
@@ -152,6 +177,7 @@ type PageEntry struct {
 	Ranks        int64       // ranks that each have a copy of their own
 	Held         int64       // child and hold edges that lead here
 	Listed       int64       // of those, how many lead to a listed checkpoint
+	Current      int64       // of those, how many lead to one that does not go first (State.GoesFirst)
 	ChainDurable bool        // this page and all before it in the chain have disk copies
 	Place        []Placement // one for every rank, or none
 }
@@ -164,6 +190,7 @@ func (p *PageEntry) marshal() []byte {
 	e.int(p.Ranks)
 	e.int(p.Held)
 	e.int(p.Listed)
+	e.int(p.Current)
 	e.bool(p.ChainDurable)
 	encodePlacements(&e, p.Place)
 	return e.b
@@ -174,7 +201,7 @@ func (p *PageEntry) unmarshal(b []byte) error {
 	p.Parent = d.key("parent")
 	p.Depth = d.int("depth")
 	p.Bytes, p.Ranks = d.int("bytes"), d.int("ranks")
-	p.Held, p.Listed = d.int("held"), d.int("listed")
+	p.Held, p.Listed, p.Current = d.int("held"), d.int("listed"), d.int("current")
 	p.ChainDurable = d.bool("chain durable")
 	p.Place = decodePlacements(&d)
 	return d.end()
@@ -391,6 +418,17 @@ func Namespaces(v Reader, fn func(ns Key, encoding []byte) (more bool, err error
 // Checkpoints calls fn for every listed checkpoint in the order of eviction: superseded ones first, then by age.
 func Checkpoints(v Reader, fn func(g Generation) (more bool, err error)) error {
 	return scanGenerations(v, tagOrder, fn)
+}
+
+// InGrace calls fn for every superseded checkpoint whose time of grace is not over.
+func InGrace(v Reader, fn func(g Generation) (more bool, err error)) error {
+	return v.Scan([]byte{tagGrace}, func(k, _ []byte) (bool, error) {
+		g, err := endOf[Generation](k)
+		if err != nil {
+			return false, err
+		}
+		return fn(g)
+	})
 }
 
 // States calls fn for every checkpoint, listed or retired.
