@@ -29,7 +29,7 @@ type Checkpoint struct {
 // first, then by age. Breaking off is fine; Close waits for the loop to end. An error ends the sequence.
 func (d *DB) Checkpoints(ctx context.Context) iter.Seq2[Checkpoint, error] {
 	return func(yield func(Checkpoint, error) bool) {
-		if err := d.gate.enter(); err != nil {
+		if err := d.gate.enterWith(ctx); err != nil {
 			yield(Checkpoint{}, err)
 			return
 		}
@@ -39,9 +39,12 @@ func (d *DB) Checkpoints(ctx context.Context) iter.Seq2[Checkpoint, error] {
 		var gens []Generation // so that reading them does not go on inside the scan
 		err := txn.Checkpoints(snapshot, func(g Generation) (bool, error) {
 			gens = append(gens, g)
-			return true, ctx.Err()
+			return true, nil
 		})
 		for _, g := range gens {
+			if err == nil && ctx.Err() != nil {
+				err = fmt.Errorf("db: checkpoints: %w: %w", ErrBusy, context.Cause(ctx))
+			}
 			if err != nil {
 				break
 			}
@@ -140,7 +143,7 @@ func (d *DB) Supersede(ctx context.Context, by Generation, old ...Generation) er
 }
 
 func (d *DB) decideEssential(ctx context.Context, decide func(v txn.Reader) (txn.Record, error)) error {
-	if err := d.gate.enter(); err != nil {
+	if err := d.gate.enterWith(ctx); err != nil {
 		return err
 	}
 	defer d.gate.leave()

@@ -38,6 +38,7 @@ type DB struct {
 	pending   *pendingPublications
 	gate      *gate
 	admission admission
+	curator   *curator
 	telemetry *telemetry
 	counters  counters
 	owners    ownerSet
@@ -82,6 +83,9 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("db: the context ended before the call: %w: %w", ErrBusy, context.Cause(ctx))
+	}
 	begun := time.Now()
 	d := &DB{options: o, pending: newPending(), owners: ownerSet{all: map[*Owner]bool{}}, gate: newGate(), admission: admission{turn: make(chan struct{}, 1)}}
 	var undo []func() error
@@ -115,6 +119,10 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 	if err = d.reconcile(ctx, &undo); err != nil {
 		return nil, err
 	}
+	d.loop("curator", d.curator.run)
+	if d.options.DiskBytes > 0 {
+		d.trim() // the budget may be smaller than it was
+	}
 	d.recovered.Duration = time.Since(begun)
 	return d, nil
 }
@@ -129,7 +137,7 @@ func (d *DB) openLog(ctx context.Context) (err error) {
 	}); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
-	d.log, err = wal.Open(d.dir.join(walName), wal.Options{FirstLSN: applied + 1, Fence: d.dir.check, Logger: d.options.Logger})
+	d.log, err = wal.Open(d.dir.join(walName), wal.Options{FirstLSN: applied + 1, Fence: d.dir.check, FS: d.options.walFS, Logger: d.options.Logger})
 	if err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
@@ -155,7 +163,7 @@ func (d *DB) openTiers() (err error) {
 		return fmt.Errorf("db: %w", err)
 	}
 	d.segments, err = segment.Open(d.dir.join(dataName), segment.Options{
-		SegmentBytes: d.options.SegmentBytes, DatabaseID: d.dir.marker.id, Floor: uint64(accounts.LastSegment), Logger: d.options.Logger,
+		SegmentBytes: d.options.SegmentBytes, DatabaseID: d.dir.marker.id, Floor: uint64(accounts.LastSegment), FS: d.options.segmentFS, Logger: d.options.Logger,
 	})
 	if err != nil {
 		return errors.Join(fmt.Errorf("db: %w", err), d.arena.Close())
@@ -201,6 +209,7 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 	if d.committer, err = newCommitter(d.log, d.index, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
+	d.curator = newCurator(d, d.options.SupersedeGrace)
 	go d.disk.run()
 	*undo = append(*undo, func() error {
 		d.committer.group.Close()
@@ -215,7 +224,22 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 	if err := d.retireAll(ctx, plan.Lost, txn.ReasonLost); err != nil {
 		return err
 	}
-	return d.retireAll(ctx, plan.Undurable, txn.ReasonNotDurable)
+	if err := d.retireAll(ctx, plan.Undurable, txn.ReasonNotDurable); err != nil {
+		return err
+	}
+	var graced []Generation
+	if err := (catalogue{d.index}).Read(func(v txn.Reader) error {
+		return txn.InGrace(v, func(g Generation) (bool, error) {
+			graced = append(graced, g)
+			return true, nil
+		})
+	}); err != nil {
+		return fmt.Errorf("db: %w", err)
+	}
+	if len(graced) > 0 {
+		d.curator.spare(graced)
+	}
+	return nil
 }
 
 // retireAtOnce bounds the generations of one retire record.
@@ -264,8 +288,13 @@ func (d *DB) follow(e *txn.Effects) {
 	d.counters.published.Add(int64(len(e.Listed)))
 	d.counters.retired.Add(int64(len(e.Retired)))
 	d.counters.deleted.Add(int64(len(e.Deleted)))
+	d.residency.setCool(e.Cooled, true)
+	d.residency.setCool(e.Warmed, false)
 	if len(e.Dropped) > 0 {
 		d.residency.dropped(e.Dropped)
+	}
+	if len(e.Graced) > 0 {
+		d.curator.spare(e.Graced)
 	}
 	if len(e.Freed) > 0 {
 		d.disk.free(e.Freed)
@@ -307,36 +336,28 @@ func (d *DB) close(ctx context.Context) error {
 	return errors.Join(append(errs, d.dir.close())...)
 }
 
-// persistRest writes the dirty pages that the policy keeps, oldest first, until the context ends.
+// persistRest writes the dirty pages that the policy keeps, those of current checkpoints first, until the context ends, and
+// retires what is not restorable without the others.
 func (d *DB) persistRest(ctx context.Context) error {
-	var done, skipped []*page
-	defer func() {
-		d.residency.unpinAll(done)
-		d.residency.unpinAll(skipped)
-	}()
+	var held []*page // pinned, so that nothing is offered twice
+	defer func() { d.residency.unpinAll(held) }()
 	var failed error
-	for ctx.Err() == nil && failed == nil {
-		pages := d.residency.oldestDirty(writeBackBytes)
-		if len(pages) == 0 {
-			break
-		}
-		var keep []*page
-		for _, p := range pages {
-			if d.keepsDirty(p) {
-				keep = append(keep, p)
-			} else {
-				skipped = append(skipped, p) // pinned, so that it is not offered again
+	for _, list := range []*pageList{&d.residency.dirty, &d.residency.dirtyCool} {
+		for ctx.Err() == nil && failed == nil {
+			pages := d.residency.oldest(list, writeBackBytes)
+			if len(pages) == 0 {
+				break
 			}
-		}
-		done = append(done, keep...)
-		if failed = d.persist(ctx, keep); failed == nil {
-			d.closed.Persisted += int64(len(keep))
-			for _, p := range keep {
-				d.closed.PersistedBytes += p.bytes * int64(len(p.slots))
+			held = append(held, pages...)
+			keep, _ := d.sortDirty(pages)
+			if failed = d.persist(ctx, keep); failed == nil {
+				d.closed.Persisted += int64(len(keep))
+				for _, p := range keep {
+					d.closed.PersistedBytes += p.bytes * int64(len(p.slots))
+				}
 			}
 		}
 	}
-	// The next open would retire what is not durable; doing it now lets this close report it.
 	var undurable []Generation
 	err := catalogue{d.index}.Read(func(v txn.Reader) error {
 		return txn.Undurable(v, func(g Generation) (bool, error) {
@@ -344,11 +365,11 @@ func (d *DB) persistRest(ctx context.Context) error {
 			return true, nil
 		})
 	})
-	if err == nil && d.log.Err() == nil {
-		err = d.retireAll(context.WithoutCancel(ctx), undurable, txn.ReasonShutdown)
-	}
 	d.closed.Retired = len(undurable)
-	return errors.Join(failed, err)
+	if err == nil && ctx.Err() == nil && d.log.Err() == nil {
+		err = d.retireAll(ctx, undurable, txn.ReasonShutdown)
+	}
+	return errors.Join(failed, err) // what is not retired here is retired by the next open
 }
 
 // catalogue shows the index to package recovery.

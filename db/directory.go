@@ -85,6 +85,9 @@ type directory struct {
 // openDirectory creates the directory if it is not there, takes its lock and enters a new epoch. A directory that is not
 // ours, or of another format version, is refused before anything in it is changed.
 func openDirectory(dir string) (*directory, error) {
+	if dir == "" {
+		return nil, fmt.Errorf("db: name of the directory is empty: %w", ErrInvalid)
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, osError("create", dir, err)
 	}
@@ -222,7 +225,7 @@ func osError(what, path string, err error) error {
 		class = ErrNoSpace
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		class = ErrPermission
-	case errors.Is(err, syscall.ENOTDIR):
+	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EINVAL), errors.Is(err, syscall.ENAMETOOLONG):
 		class = ErrInvalid
 	}
 	return fmt.Errorf("db: %s %s: %w: %w", what, path, class, err)

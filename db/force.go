@@ -22,7 +22,7 @@ type ClearReport struct {
 // Clear retires and deletes every checkpoint of a namespace, or of all namespaces if ns is the zero key. What is published
 // while it runs may stay. A report with Held above zero is not a complete success, and not an error either.
 func (d *DB) Clear(ctx context.Context, ns txn.Key) (r ClearReport, err error) {
-	if err := d.gate.enter(); err != nil {
+	if err := d.gate.enterWith(ctx); err != nil {
 		return r, err
 	}
 	defer d.gate.leave()
@@ -56,8 +56,11 @@ func (d *DB) everything(ctx context.Context, ns txn.Key) (a txn.Accounts, gens [
 	}
 	err = txn.States(snapshot, func(g Generation, _ *txn.State) (bool, error) {
 		gens = append(gens, g)
-		return true, ctx.Err()
+		return ctx.Err() == nil, nil
 	})
+	if err == nil && ctx.Err() != nil {
+		err = fmt.Errorf("db: listing checkpoints: %w: %w", ErrBusy, context.Cause(ctx))
+	}
 	if err != nil || ns.IsZero() {
 		return a, gens, err
 	}
@@ -71,7 +74,7 @@ func (d *DB) everything(ctx context.Context, ns txn.Key) (a txn.Accounts, gens [
 			of = append(of, g)
 		}
 	}
-	return a, of, ctx.Err()
+	return a, of, nil
 }
 
 // heldAndGone counts the pages that the catalogue has dropped and leases still hold.
@@ -89,7 +92,7 @@ func (r *residency) heldAndGone() (n int) {
 // DropRAM empties the RAM tier: pages with disk copies are evicted, the others are written or given up as the write
 // policy says. Pages under leases stay. It gives the bytes of RAM that are still in use.
 func (d *DB) DropRAM(ctx context.Context) (left int64, err error) {
-	if err := d.gate.enter(); err != nil {
+	if err := d.gate.enterWith(ctx); err != nil {
 		return 0, err
 	}
 	defer d.gate.leave()
@@ -108,7 +111,7 @@ func (d *DB) SetRAMBytes(ctx context.Context, bytes int64) error {
 	if err := checkNumber("RAM bytes", bytes, MinRAMBytes, MaxRAMBytes); err != nil {
 		return err
 	}
-	if err := d.gate.enter(); err != nil {
+	if err := d.gate.enterWith(ctx); err != nil {
 		return err
 	}
 	defer d.gate.leave()

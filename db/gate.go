@@ -33,6 +33,14 @@ func (g *gate) enter() error {
 	return nil
 }
 
+// enterWith is enter for a call with a context: one that ended before the call gets nothing done, and says so with ErrBusy.
+func (g *gate) enterWith(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("db: the context ended before the call: %w: %w", ErrBusy, context.Cause(ctx))
+	}
+	return g.enter()
+}
+
 // hold admits a job that somebody inside, or Close itself, begins. It has to leave.
 func (g *gate) hold() {
 	g.mu.Lock()

@@ -22,8 +22,8 @@ type LookupOptions struct {
 }
 
 func (o LookupOptions) max(s *Sequence) (int64, error) {
-	if s == nil {
-		return 0, fmt.Errorf("db: the sequence is nil: %w", ErrInvalid)
+	if err := checkSequence("the sequence", s); err != nil {
+		return 0, err
 	}
 	if o.MaxOffset < 0 || o.MaxOffset > s.Len() {
 		return 0, fmt.Errorf("db: LookupOptions.MaxOffset is %d: the sequence has offsets 1…%d: %w", o.MaxOffset, s.Len(), ErrInvalid)
@@ -56,7 +56,7 @@ func (d *DB) Lookup(ctx context.Context, s *Sequence, o LookupOptions) (Match, e
 	if err != nil {
 		return Match{}, err
 	}
-	if err := d.gate.enter(); err != nil {
+	if err := d.gate.enterWith(ctx); err != nil {
 		return Match{}, err
 	}
 	defer d.gate.leave()
@@ -70,6 +70,7 @@ func (d *DB) Lookup(ctx context.Context, s *Sequence, o LookupOptions) (Match, e
 	if c.offset == 0 {
 		return Match{}, miss(s)
 	}
+	d.curator.note(c)
 	return Match{Offset: c.offset, Generation: c.gen}, nil
 }
 
@@ -81,6 +82,7 @@ func miss(s *Sequence) error {
 type candidate struct {
 	offset int64 // 0: a miss
 	gen    Generation
+	last   txn.Key // without a generation: a page that only checkpoints of at least this length need
 }
 
 // longest finds the longest candidate of at most limit tokens.
@@ -102,6 +104,12 @@ func longest(v txn.Reader, s *Sequence, limit int64) (c candidate, err error) {
 	})
 	if err == nil && at > c.offset {
 		c = candidate{offset: at}
+		for i := range shapes {
+			if shapes[i].WindowTokens == 0 {
+				c.last = s.pageKey(i, at/shapes[i].PageTokens-1, at)
+				break
+			}
+		}
 	}
 	return c, err
 }

@@ -7,6 +7,9 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/holdfast-db/holdfast/db/internal/segment"
+	"github.com/holdfast-db/holdfast/wal"
 )
 
 // WritePolicy says when pages are written to disk.
@@ -58,6 +61,9 @@ type Options struct {
 	// LeaseTimeout bounds how long a publication may take and a restoration may be held, in monotonic time; 0 is
 	// DefaultLeaseTimeout. LookupOptions.Lease and PublishRequest.Lease say otherwise for one of them.
 	LeaseTimeout time.Duration
+	// SupersedeGrace is how long a superseded checkpoint that a later one went on from keeps its place in the order of
+	// eviction; 0 is DefaultSupersedeGrace, less than 0 is none.
+	SupersedeGrace time.Duration
 	// SegmentBytes is the size at which a segment file is closed and the next one begun; 0 is DefaultSegmentBytes.
 	SegmentBytes int64
 	// ReplayBytes bounds the log that an open after a crash has to replay; 0 is DefaultReplayBytes.
@@ -67,6 +73,10 @@ type Options struct {
 	// MeterProvider and TracerProvider take metrics and spans; nil is the global one.
 	MeterProvider  metric.MeterProvider
 	TracerProvider trace.TracerProvider
+
+	// The file systems of log and segments; nil is the operating system's. Tests inject faults here.
+	walFS     wal.FS
+	segmentFS segment.FS
 }
 
 // Defaults and limits of Options.
@@ -76,6 +86,7 @@ const (
 	MaxRAMBytes             = 1 << 44
 	DefaultAdmissionTimeout = 8 * time.Second
 	DefaultLeaseTimeout     = 10 * time.Minute
+	DefaultSupersedeGrace   = 300 * time.Second
 	DefaultSegmentBytes     = 256 << 20
 	DefaultReplayBytes      = 16 << 20
 )
@@ -92,6 +103,10 @@ func (o Options) withDefaults() (Options, error) {
 	if o.AdmissionTimeout == 0 {
 		o.AdmissionTimeout = DefaultAdmissionTimeout
 	}
+	if o.SupersedeGrace == 0 {
+		o.SupersedeGrace = DefaultSupersedeGrace
+	}
+	o.SupersedeGrace = max(o.SupersedeGrace, 0)
 	if o.LeaseTimeout == 0 {
 		o.LeaseTimeout = DefaultLeaseTimeout
 	}

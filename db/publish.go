@@ -96,8 +96,8 @@ type Publication struct {
 	mu         sync.Mutex // guards what follows; held over the final commit, so that its outcome is known to every caller
 	attempt    *txn.Attempt
 	slots      map[slotID]*Slot
-	listed     bool // before it began, or by it
-	aborted    bool // by its caller
+	listed     bool        // before it began, or by it
+	aborted    bool        // by its caller
 	done       bool        // listed, failed, aborted or taken back: all pins are given back, but for
 	transfers  map[int]int // copies that are not proven finished, by rank, and
 	quarantine []*page     // pages that such copies may still be writing; pinned
@@ -830,7 +830,7 @@ func (p *Publication) publish(ctx context.Context) (listed bool, err error) {
 			decide: func(v txn.Reader) (txn.Record, error) {
 				rec, err := txn.DecidePublish(v, &txn.PublishIntent{
 					Manifest: p.manifest, Committed: p.attempt.Committed(), Encoding: p.sequence.namespace.encoding, Durable: p.durable,
-					SpineKey: p.sequence.spine, ChainKey: p.chainKey, Have: func(key txn.Key) ([]txn.Placement, bool) { return p.have(v, key) },
+					SpineKey: p.sequence.spine, ChainKey: p.chainKey, PrefixKey: p.sequence.prefix, Have: func(key txn.Key) ([]txn.Placement, bool) { return p.have(v, key) },
 				})
 				if v, ok := err.(*txn.Violation); ok && v.Class == ErrConflict {
 					// Another publication listed pages without their disk copies in between, or see above.
@@ -841,7 +841,7 @@ func (p *Publication) publish(ctx context.Context) (listed bool, err error) {
 				}
 				return rec, nil
 			},
-			applied: func(*txn.Effects) { p.db.residency.published(p.claims) },
+			applied: func(*txn.Effects) { p.db.residency.published(p) },
 		}
 		if err = p.db.committer.commit(ctx, t, p.durable); !again {
 			return t.effects != nil, err

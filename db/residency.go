@@ -34,6 +34,7 @@ type page struct {
 	pins  int
 
 	known  bool // in the catalogue
+	cool   bool // no current checkpoint needs it: it goes before those that one does
 	lost   bool // its disk copy turned out bad; not to be shared any more
 	reused bool // a restore has used it
 
@@ -112,9 +113,11 @@ type residency struct {
 	mu    sync.Mutex // guards all that follows, and all fields of all pages
 	pages map[txn.Key]*page
 	basis map[txn.Key]map[*Publication]bool
-	clean pageList // evictable, with disk copies
-	dirty pageList // evictable once they have disk copies, or once what needs them is retired
-	room  chan struct{}
+	// The evictable pages, each list in the order of last use. The dirty ones are evictable once they have disk copies, or
+	// once what needs them is retired.
+	cleanCool, clean, dirtyCool, dirty pageList
+
+	room chan struct{}
 
 	// quarantine holds the pages that were lost and not published again since, at most MaxQuarantine of them. The channel is
 	// closed once all that needs the page is retired; until then nobody reads it again.
@@ -188,12 +191,39 @@ func (r *residency) settle(p *page, out *leftovers) {
 		r.forget(p)
 	case p.slots == nil:
 		r.forget(p)
-	case p.place != nil:
-		r.clean.append(p)
-		out.room = true
 	default:
-		r.dirty.append(p)
+		r.listOf(p).append(p)
 		out.room = true
+	}
+}
+
+// listOf gives the list that an evictable page belongs to. With residency.mu.
+func (r *residency) listOf(p *page) *pageList {
+	switch {
+	case p.place != nil && p.cool:
+		return &r.cleanCool
+	case p.place != nil:
+		return &r.clean
+	case p.cool:
+		return &r.dirtyCool
+	}
+	return &r.dirty
+}
+
+// cool follows the catalogue: no current checkpoint needs these pages any more, or one does again. On the committer goroutine.
+func (r *residency) setCool(keys []txn.Key, cool bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, key := range keys {
+		p := r.pages[key]
+		if p == nil || p.cool == cool {
+			continue
+		}
+		p.cool = cool
+		if p.list != nil {
+			p.unlink()
+			r.listOf(p).append(p)
+		}
 	}
 }
 
@@ -215,12 +245,19 @@ func (r *residency) unpinAll(pages []*page) {
 	r.giveBack(&out)
 }
 
-// evictClean frees clean pages, the least recently used first, until bytes of RAM are free or none is left. It takes no
-// transaction: the disk copies are known.
+// evictClean frees clean pages, cool ones first and then the least recently used, until bytes of RAM are free or none is
+// left. It takes no transaction: the disk copies are known.
 func (r *residency) evictClean(bytes int64) (freed int64, pages int64) {
 	var out leftovers
 	r.mu.Lock()
-	for p := r.clean.first; p != nil && freed < bytes; p = r.clean.first {
+	for freed < bytes {
+		p := r.cleanCool.first
+		if p == nil {
+			p = r.clean.first
+		}
+		if p == nil {
+			break
+		}
 		p.unlink()
 		for _, s := range p.slots {
 			freed += int64(len(s.Padded()))
@@ -235,11 +272,11 @@ func (r *residency) evictClean(bytes int64) (freed int64, pages int64) {
 	return freed, pages
 }
 
-// oldestDirty pins dirty pages, the least recently used first, up to so many bytes of all ranks, at least one if there is any.
-func (r *residency) oldestDirty(bytes int64) (pages []*page) {
+// oldest pins pages of a list, the least recently used first, up to so many bytes of all ranks, at least one if there is any.
+func (r *residency) oldest(l *pageList, bytes int64) (pages []*page) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for p := r.dirty.first; p != nil && (bytes > 0 || len(pages) == 0); p = r.dirty.first {
+	for p := l.first; p != nil && (bytes > 0 || len(pages) == 0); p = l.first {
 		r.pin(p)
 		pages = append(pages, p)
 		bytes -= p.bytes * int64(len(p.slots))
@@ -247,13 +284,16 @@ func (r *residency) oldestDirty(bytes int64) (pages []*page) {
 	return pages
 }
 
-// published marks the pages as known to the catalogue. On the committer goroutine.
-func (r *residency) published(pages []*page) {
+// published marks the pages of a publication as known to the catalogue: those it claimed, and those it had custody of, which
+// its record declares anew. On the committer goroutine.
+func (r *residency) published(b *Publication) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, p := range pages {
-		p.known = true
-		delete(r.quarantine, p.key)
+	for _, pages := range [][]*page{b.claims, b.custody} {
+		for _, p := range pages {
+			p.known, p.cool = true, false
+			delete(r.quarantine, p.key)
+		}
 	}
 }
 

@@ -27,6 +27,7 @@ type Restoration struct {
 	gen    Generation
 	meta   []byte
 	where  []claim
+	last   txn.Key // as in candidate
 	lease  lease
 
 	// Guarded by residency.mu.
@@ -143,7 +144,7 @@ func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (*Restor
 	if err != nil {
 		return nil, err
 	}
-	if err := d.gate.enter(); err != nil {
+	if err := d.gate.enterWith(ctx); err != nil {
 		return nil, err
 	}
 	defer d.gate.leave()
@@ -176,6 +177,7 @@ func (d *DB) restore(ctx context.Context, s *Sequence, limit int64) (*Restoratio
 		switch {
 		case err == nil:
 			d.telemetry.restore(ctx, asked, r)
+			d.curator.note(candidate{gen: r.gen, last: r.last})
 			return r, nil
 		case errors.As(err, &gone):
 			if stopped := d.log.Err(); stopped != nil {
@@ -236,7 +238,7 @@ func (d *DB) restoreLongest(ctx context.Context, s *Sequence, limit int64) (*Res
 		snapshot.Close()
 		return nil, err
 	}
-	r := &Restoration{db: d, offset: c.offset, gen: c.gen}
+	r := &Restoration{db: d, offset: c.offset, gen: c.gen, last: c.last}
 	keys, err := r.locate(snapshot, s)
 	if err == nil {
 		err = d.pinKnown(snapshot, r, keys, s.namespace.identity.Layout.Ranks)
@@ -333,7 +335,7 @@ func (d *DB) pinKnown(v txn.Reader, r *Restoration, keys []txn.Key, ranks int) e
 		}
 		if p == nil {
 			e := entries[j]
-			p = &page{key: keys[i], parent: e.Parent, bytes: e.Bytes, place: e.Place, class: segment.Shared, known: true}
+			p = &page{key: keys[i], parent: e.Parent, bytes: e.Bytes, place: e.Place, class: segment.Shared, known: true, cool: e.Current == 0}
 			t.pages[keys[i]] = p
 		}
 		t.pin(p)

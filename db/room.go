@@ -111,95 +111,116 @@ func (d *DB) noRoom(ctx context.Context, bytes int64) error {
 	return fmt.Errorf("db: no room for %d bytes in RAM: %w: %w", bytes, ErrBusy, context.Cause(ctx))
 }
 
-// makeRoom evicts pages: clean ones first, which costs nothing, then dirty ones, as the write policy says. It reports whether
-// anything was freed or may be evicted now.
+// makeRoom evicts pages, in this order: clean ones, which costs nothing; dirty ones that no current checkpoint needs, which are
+// given up with the superseded checkpoints that need them, and never written; dirty ones of current checkpoints, which
+// the write policy has written or given up. It reports whether anything was freed or may be evicted now.
 func (d *DB) makeRoom(ctx context.Context, bytes int64) (bool, error) {
 	freed, pages := d.residency.evictClean(bytes)
 	d.counters.pagesEvicted.Add(pages)
 	if freed > 0 {
 		return true, nil
 	}
-	dirty := d.residency.oldestDirty(max(bytes, writeBackBytes))
+	if cool := d.residency.oldest(&d.residency.dirtyCool, bytes); len(cool) > 0 {
+		err := d.giveUpCool(ctx, cool)
+		d.residency.unpinAll(cool)
+		return err == nil, err
+	}
+	dirty := d.residency.oldest(&d.residency.dirty, writeBackBytes)
 	if len(dirty) == 0 {
 		return false, nil
 	}
-	var keep, drop []*page
-	for _, p := range dirty {
-		if d.keepsDirty(p) {
-			keep = append(keep, p)
-		} else {
-			drop = append(drop, p)
-		}
-	}
-	defer d.residency.unpinAll(dirty)
-	reason := txn.ReasonRAMPressure
-	if len(keep) > 0 {
-		if err := d.persist(ctx, keep); err != nil {
-			if ctx.Err() != nil || errors.Is(err, ErrClosed) || d.committer.log.Err() != nil {
-				return false, err
-			}
-			d.options.Logger.Warn("pages not written, their checkpoints are retired", "pages", len(keep), "error", err)
-			drop, reason = dirty, txn.ReasonWriteFailed
-		}
-	}
-	if len(drop) > 0 {
-		if err := d.giveUp(ctx, drop, reason); err != nil {
-			return false, err
-		}
-	}
-	return true, nil
+	err := d.relieve(ctx, dirty)
+	d.residency.unpinAll(dirty)
+	return err == nil, err
 }
 
-// keepsDirty tells whether the policy has a dirty page written when RAM is needed, rather than given up.
-func (d *DB) keepsDirty(p *page) bool {
-	switch d.options.WritePolicy {
-	case Never:
-		return false
-	case OnReuse:
-		d.residency.mu.Lock()
-		defer d.residency.mu.Unlock()
-		return p.reused
+// relieve makes dirty pages evictable: it writes those that the policy keeps, and gives up the others and those that cannot
+// be written.
+func (d *DB) relieve(ctx context.Context, pages []*page) error {
+	keep, drop := d.sortDirty(pages)
+	if len(drop) > 0 {
+		if err := d.giveUp(ctx, drop, txn.ReasonRAMPressure); err != nil {
+			return err
+		}
 	}
-	return true
+	if len(keep) == 0 {
+		return nil
+	}
+	err := d.persist(ctx, keep)
+	if err == nil || ctx.Err() != nil || errors.Is(err, ErrClosed) || d.log.Err() != nil {
+		return err
+	}
+	d.options.Logger.Warn("pages not written, their checkpoints are retired", "pages", len(keep), "error", err)
+	var unwritten []*page
+	d.residency.mu.Lock()
+	for _, p := range keep {
+		if p.place == nil {
+			unwritten = append(unwritten, p)
+		}
+	}
+	d.residency.mu.Unlock()
+	return d.giveUp(ctx, unwritten, txn.ReasonWriteFailed)
+}
+
+// sortDirty tells apart the dirty pages that the policy has written and those that it has given up.
+func (d *DB) sortDirty(pages []*page) (keep, drop []*page) {
+	d.residency.mu.Lock()
+	defer d.residency.mu.Unlock()
+	for _, p := range pages {
+		if d.options.WritePolicy == Never || (d.options.WritePolicy == OnReuse && !p.reused) {
+			drop = append(drop, p)
+		} else {
+			keep = append(keep, p)
+		}
+	}
+	return keep, drop
 }
 
 // giveUp retires and deletes every checkpoint that needs one of the pages, so that the pages may go: retire before delete.
-// Once it returns, the record is durable and nothing listed needs them.
+// Once it returns, the record is durable and nothing in the catalogue needs them.
 func (d *DB) giveUp(ctx context.Context, pages []*page, reason txn.Reason) error {
-	var needed []Generation
-	dependents := func(v txn.Reader) error {
-		needed = needed[:0]
+	return d.giveUpIf(ctx, pages, reason, func(*txn.PageEntry) bool { return true })
+}
+
+// giveUpCool is giveUp for pages that no current checkpoint needs; a page that one needs again by now is left alone.
+func (d *DB) giveUpCool(ctx context.Context, pages []*page) error {
+	return d.giveUpIf(ctx, pages, txn.ReasonRAMPressure, func(e *txn.PageEntry) bool { return e.Current == 0 })
+}
+
+func (d *DB) giveUpIf(ctx context.Context, pages []*page, reason txn.Reason, may func(*txn.PageEntry) bool) error {
+	dependents := func(v txn.Reader) (needed []Generation, err error) {
 		for _, p := range pages {
+			e, err := txn.ReadPage(v, p.key)
+			if err != nil {
+				return nil, err
+			}
+			if e == nil || !may(e) {
+				continue
+			}
 			gens, err := txn.Dependents(v, p.key)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			needed = append(needed, gens...)
 		}
-		return nil
+		return needed, nil
 	}
 	err := d.committer.commitEssential(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
-		if err := dependents(v); err != nil {
+		gens, err := dependents(v)
+		if err != nil {
 			return nil, err
 		}
-		rec, err := txn.DecideRetire(v, needed, reason, true, false)
-		if rec == nil || err != nil {
-			return nil, err
-		}
-		return rec, nil
+		return optional(txn.DecideRetire(v, gens, reason, true, false))
 	}})
 	if err != nil {
 		return err
 	}
 	// What was retired before and not deleted needs them too.
 	return d.committer.commitEssential(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
-		if err := dependents(v); err != nil {
+		gens, err := dependents(v)
+		if err != nil {
 			return nil, err
 		}
-		rec, err := txn.DecideDelete(v, needed)
-		if rec == nil || err != nil {
-			return nil, err
-		}
-		return rec, nil
+		return optional(txn.DecideDelete(v, gens))
 	}})
 }

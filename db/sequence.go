@@ -153,6 +153,17 @@ func (s *Sequence) AppendMedia(content [32]byte, tokens []int32) error {
 	return nil
 }
 
+// checkSequence refuses a sequence that no namespace made.
+func checkSequence(field string, s *Sequence) error {
+	if s == nil {
+		return fmt.Errorf("db: %s is nil: %w", field, ErrInvalid)
+	}
+	if s.namespace == nil || s.namespace.id.IsZero() {
+		return fmt.Errorf("db: %s is not of a namespace: make it with NewSequence of one from NewNamespace: %w", field, ErrInvalid)
+	}
+	return nil
+}
+
 // admit refuses tokens that may not be appended.
 func (s *Sequence) admit(tokens []int32) error {
 	if n := int64(len(tokens)); n > MaxSequenceTokens-s.length {

@@ -54,6 +54,9 @@ type Stats struct {
 	FailedReads       int64 // pages that could not be read back
 	AdmissionWaits    int64 // allocations that had to wait for room
 	AdmissionTimeouts int64 // of those, how many got none
+	FoundAgain        int64 // superseded checkpoints that a lookup or a restore made current again
+	FindsDropped      int64 // finds that were not recorded in the order of eviction
+	LoopsRestarted    int64 // background loops that failed and were started again
 	LeasesExpired     int64 // publications and restorations ended by their deadline
 	OwnersExpired     int64 // owners taken for dead
 }
@@ -66,6 +69,8 @@ type counters struct {
 	admissionWaits, admissionTimeouts    atomic.Int64
 	leasesExpired, ownersExpired         atomic.Int64
 	writesFailed                         atomic.Int64
+	findsDropped, foundAgain             atomic.Int64
+	loopsRestarted                       atomic.Int64
 	leases, transfers                    atomic.Int64 // gauges
 }
 
@@ -100,7 +105,7 @@ func (d *DB) Stats() (Stats, error) {
 		SegmentWritten: seg.PayloadBytes + seg.DescriptorBytes + seg.PaddingBytes, LogWritten: d.log.Bytes(),
 		PagesRead: d.counters.pagesRead.Load(), PagesEvicted: d.counters.pagesEvicted.Load(), FailedReads: d.counters.failedReads.Load(),
 		AdmissionWaits: d.counters.admissionWaits.Load(), AdmissionTimeouts: d.counters.admissionTimeouts.Load(),
-		WritesFailed: d.counters.writesFailed.Load(), LeasesExpired: d.counters.leasesExpired.Load(), OwnersExpired: d.counters.ownersExpired.Load(),
+		WritesFailed: d.counters.writesFailed.Load(), FoundAgain: d.counters.foundAgain.Load(), FindsDropped: d.counters.findsDropped.Load(), LoopsRestarted: d.counters.loopsRestarted.Load(), LeasesExpired: d.counters.leasesExpired.Load(), OwnersExpired: d.counters.ownersExpired.Load(),
 	}
 	infos, err := d.segments.Segments()
 	if err != nil {

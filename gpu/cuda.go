@@ -233,7 +233,7 @@ func (c *cuda) close() error {
 		}
 		c.contexts[i] = nil
 	}
-	return errors.Join(failures...)
+	return combined(failures...)
 }
 
 // cudaDevice is an opened device.

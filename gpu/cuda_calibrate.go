@@ -46,7 +46,7 @@ func (d *cudaDevice) tryCalibrate() (threshold int64, err error) {
 	}
 	defer func() {
 		if !errors.Is(err, ErrDeviceLost) {
-			err = errors.Join(err, driverError(d.ctx.Free(device)))
+			err = combined(err, driverError(d.ctx.Free(device)))
 		}
 	}()
 	host, err := d.ctx.HostAlloc(int(2 * most * calibrationBlocks))
@@ -55,7 +55,7 @@ func (d *cudaDevice) tryCalibrate() (threshold int64, err error) {
 	}
 	defer func() {
 		if !errors.Is(err, ErrDeviceLost) {
-			err = errors.Join(err, driverError(d.ctx.HostFree(host)))
+			err = combined(err, driverError(d.ctx.HostFree(host)))
 		}
 	}()
 	l, err := d.newLane(Load, 1, calibrationBlocks)

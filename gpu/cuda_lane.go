@@ -3,7 +3,6 @@
 package gpu
 
 import (
-	"errors"
 	"fmt"
 	"unsafe"
 
@@ -209,7 +208,7 @@ func (l *cudaLane) await() (verdict, error) {
 	}
 	if !s.recorded || waited != nil {
 		if err := driverError(l.d.ctx.StreamWait(l.stream)); err != nil {
-			return unproven, errors.Join(s.err, waited, err)
+			return unproven, combined(s.err, waited, err)
 		}
 	}
 	if s.err != nil {

@@ -16,14 +16,24 @@ import (
 
 func TestConformanceCUDAOnFake(t *testing.T) { conform(t, fakeRig(CUDAOptions{KernelBytes: -1}, nil)) }
 
-// fakeLibrary builds the fake driver once for all tests.
-var fakeLibrary = sync.OnceValues(func() (string, error) {
+// fakeObject compiles the fake driver once for all tests.
+var fakeObject = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "fakecuda")
 	if err != nil {
 		return "", err
 	}
 	cleanups = append(cleanups, func() { _ = os.RemoveAll(dir) })
-	return fakecuda.Build(dir, nil)
+	return fakecuda.Compile(dir)
+})
+
+// fakeLibrary is the fake driver with all its functions.
+var fakeLibrary = sync.OnceValues(func() (string, error) {
+	object, err := fakeObject()
+	if err != nil {
+		return "", err
+	}
+	library := filepath.Join(filepath.Dir(object), "libcuda.so.1")
+	return library, fakecuda.Link(object, library)
 })
 
 // installFake gives a fake driver of its own to a test.
@@ -45,6 +55,8 @@ type fakeMachine struct {
 	b    *cuda
 	c    *fakecuda.Control
 	base uint64 // calls when counting began
+
+	injected bool // a call was made to fail, so what it was to give back may be left
 }
 
 func fakeRig(o CUDAOptions, set func(*fakecuda.Control)) rig {
@@ -73,6 +85,9 @@ func fakeRig(o CUDAOptions, set func(*fakecuda.Control)) rig {
 			}
 			closeEngine(t, m.e)
 			m.verify(t)
+			if m.injected {
+				return
+			}
 			for name, left := range map[string]uint64{
 				"contexts": c.Contexts.Load(), "streams": c.Streams.Load(), "events": c.Events.Load(),
 			} {
@@ -126,6 +141,7 @@ func (m *fakeMachine) calls() int      { return int(m.c.Calls.Load() - m.base) }
 
 func (m *fakeMachine) failCall(k int) {
 	if k > 0 {
+		m.injected = true
 		m.c.FailAt.Store(m.c.Calls.Load() + uint64(k))
 	}
 }

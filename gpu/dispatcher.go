@@ -269,7 +269,7 @@ func (d *dispatcher) lose(err error) {
 		return
 	}
 	if err == nil || !errors.Is(err, ErrDeviceLost) {
-		err = fmt.Errorf("gpu: device %d: copies not proven finished: %w: %w", d.index, errors.Join(err), ErrDeviceLost)
+		err = fmt.Errorf("gpu: device %d: copies not proven finished: %v: %w", d.index, err, ErrDeviceLost)
 	}
 	d.lost = err
 	d.budget.shut(err)

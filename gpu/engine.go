@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -24,11 +23,14 @@ type Engine struct {
 	deadline time.Duration
 	log      *slog.Logger
 	pinned   ledger
+	pinPiece int // bytes; pinPiece but in tests
 
 	mu          sync.Mutex
 	dispatchers []*dispatcher // by device; nil until it is first used
+	openings    []*opening    // by device; not nil while it is being opened
 	pins        map[*Pinned]struct{}
-	closing     bool
+	closing     bool           // nothing begins any more
+	calls       sync.WaitGroup // that began before and may be about to take something
 
 	closer chan struct{} // holds a token while Close runs
 	closed bool          // the backend has been closed; guarded by closer
@@ -39,13 +41,13 @@ type Engine struct {
 func Open(b Backend, o Options) (*Engine, error) {
 	o, err := o.withDefaults()
 	if err != nil {
-		return nil, errors.Join(err, b.close())
+		return nil, combined(err, b.close())
 	}
 	infos := b.Devices()
 	return &Engine{
 		backend: b, infos: infos, limits: o.Limits, deadline: o.Deadline, log: o.Logger,
-		dispatchers: make([]*dispatcher, len(infos)), pins: map[*Pinned]struct{}{},
-		closer: make(chan struct{}, 1),
+		dispatchers: make([]*dispatcher, len(infos)), openings: make([]*opening, len(infos)), pins: map[*Pinned]struct{}{},
+		closer: make(chan struct{}, 1), pinPiece: pinPiece,
 	}, nil
 }
 
@@ -65,30 +67,73 @@ func (e *Engine) DeviceByUUID(uuid [16]byte) (int, error) {
 	return 0, fmt.Errorf("gpu: device %x: %w", uuid, txn.ErrNotFound)
 }
 
-// dispatcher gives the dispatcher of a device and opens the device if this is its first use.
-func (e *Engine) dispatcher(index int) (*dispatcher, error) {
+// opening is a device being opened. It has a goroutine of its own, because a driver may hang in it and those who want the
+// device wait only until their deadline.
+type opening struct {
+	done chan struct{}
+	d    *dispatcher
+	err  error
+}
+
+// dispatcher gives the dispatcher of a device and opens the device if this is its first use. Called between begin and its
+// end.
+func (e *Engine) dispatcher(ctx context.Context, index int) (*dispatcher, error) {
 	if index < 0 || index >= len(e.infos) {
 		return nil, fmt.Errorf("gpu: device %d: there are %d: %w", index, len(e.infos), txn.ErrInvalid)
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closing {
-		return nil, errClosed
+	d, o := e.dispatchers[index], e.openings[index]
+	if d == nil && o == nil {
+		o = &opening{done: make(chan struct{})}
+		e.openings[index] = o
+		go e.openDevice(index, o)
 	}
-	if d := e.dispatchers[index]; d != nil {
+	e.mu.Unlock()
+	if d != nil {
 		return d, nil
 	}
+	select {
+	case <-o.done:
+		return o.d, o.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("gpu: device %d is still being opened: %w: %w", index, context.Cause(ctx), txn.ErrBusy)
+	}
+}
+
+func (e *Engine) openDevice(index int, o *opening) {
 	dev, err := e.backend.open(index, e.limits)
 	if err != nil {
-		return nil, fmt.Errorf("gpu: open device %d (%s): %w", index, e.infos[index].Name, classified(err))
-	}
-	d, err := newDispatcher(e, index, dev)
-	if err != nil {
+		o.err = fmt.Errorf("gpu: open device %d (%s): %w", index, e.infos[index].Name, classified(err))
+	} else if o.d, o.err = newDispatcher(e, index, dev); o.err != nil {
 		dev.close(true)
-		return nil, err
 	}
-	e.dispatchers[index] = d
-	return d, nil
+	e.mu.Lock()
+	e.dispatchers[index], e.openings[index] = o.d, nil
+	e.mu.Unlock()
+	close(o.done)
+}
+
+// pending gives a device that is being opened, if there is one.
+func (e *Engine) pending() *opening {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, o := range e.openings {
+		if o != nil {
+			return o
+		}
+	}
+	return nil
+}
+
+// begin enters a call that may take something which Close gives back, unless Close has begun. e.calls.Done ends it.
+func (e *Engine) begin() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closing {
+		return errClosed
+	}
+	e.calls.Add(1)
+	return nil
 }
 
 // Submit checks b, waits for room in the device's budget, and starts it. When ctx ends, the wait ends with ErrBusy, or
@@ -97,7 +142,16 @@ func (e *Engine) dispatcher(index int) (*dispatcher, error) {
 // It fails, with nothing moved and no callback called, with ErrInvalid or ErrTooLarge for a batch that breaks a rule,
 // ErrBusy when there was no room by the deadline, ErrDeviceLost, or ErrClosed.
 func (e *Engine) Submit(ctx context.Context, b Batch) (*Transfer, error) {
-	d, err := e.dispatcher(b.Device)
+	if err := e.begin(); err != nil {
+		return nil, err
+	}
+	defer e.calls.Done()
+	if b.Deadline.IsZero() {
+		b.Deadline = time.Now().Add(e.deadline)
+	}
+	waiting, stop := context.WithDeadlineCause(ctx, b.Deadline, context.DeadlineExceeded)
+	defer stop()
+	d, err := e.dispatcher(waiting, b.Device)
 	if err != nil {
 		return nil, err
 	}
@@ -110,9 +164,6 @@ func (e *Engine) Submit(ctx context.Context, b Batch) (*Transfer, error) {
 	runs, bytes, err := plan(&b, e.limits, &e.pinned, e.backend.mustPin())
 	if err != nil {
 		return nil, err
-	}
-	if b.Deadline.IsZero() {
-		b.Deadline = time.Now().Add(e.deadline)
 	}
 	// A failed or never admitted transfer gives back, in any case, what it has taken so far.
 	var undo []func()
@@ -137,10 +188,7 @@ func (e *Engine) Submit(ctx context.Context, b Batch) (*Transfer, error) {
 	}
 
 	cost := load{transfers: 1, regions: len(b.Regions), bytes: bytes}
-	waiting, stop := context.WithDeadlineCause(ctx, b.Deadline, context.DeadlineExceeded)
-	err = d.budget.take(waiting, cost, b.Priority, b.NoWait)
-	stop()
-	if err != nil {
+	if err := d.budget.take(waiting, cost, b.Priority, b.NoWait); err != nil {
 		return nil, err
 	}
 	undo = append(undo, func() { d.budget.give(cost) })
@@ -246,16 +294,19 @@ func (e *Engine) Close(ctx context.Context) error {
 	if e.closed {
 		return nil
 	}
-	for _, d := range e.dispatchers { // no longer changed by others once closing is set
-		if d != nil {
-			d.budget.shut(errClosed)
+	for o := e.pending(); o != nil; o = e.pending() {
+		select {
+		case <-o.done:
+		case <-ctx.Done():
+			return fmt.Errorf("gpu: close: a device is still being opened: %w: %w", context.Cause(ctx), txn.ErrBusy)
 		}
 	}
+	for _, d := range e.opened() {
+		d.budget.shut(errClosed)
+	}
+	e.calls.Wait() // those that wait for room have been refused; the others end by themselves
 	var failures []error
-	for i, d := range e.dispatchers { // ctx is common to all, so one after the other takes no longer than the slowest
-		if d == nil {
-			continue
-		}
+	for i, d := range e.opened() { // ctx is common to all, so one after the other takes no longer than the slowest
 		left := d.drain(ctx)
 		if left.transfers == 0 {
 			e.mu.Lock()
@@ -270,12 +321,25 @@ func (e *Engine) Close(ctx context.Context) error {
 		failures = append(failures, fmt.Errorf("gpu: close device %d: %d transfers of %d bytes stay in quarantine: %w", i, left.transfers, left.bytes, class))
 	}
 	if len(failures) > 0 {
-		return errors.Join(failures...)
+		return combined(failures...)
 	}
 	for _, p := range e.allPinned() {
 		failures = append(failures, p.Unpin())
 	}
 	failures = append(failures, e.backend.close())
 	e.closed = true
-	return errors.Join(failures...)
+	return combined(failures...)
+}
+
+// opened gives the dispatchers by device.
+func (e *Engine) opened() map[int]*dispatcher {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := map[int]*dispatcher{}
+	for i, d := range e.dispatchers {
+		if d != nil {
+			all[i] = d
+		}
+	}
+	return all
 }

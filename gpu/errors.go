@@ -36,3 +36,19 @@ func classified(err error) error {
 	}
 	return fmt.Errorf("%w: %w", txn.ErrIO, err)
 }
+
+// combined gives the first of errs that is not nil, with the others as text: an error has one class, and the first is the
+// one that explains the others.
+func combined(errs ...error) error {
+	var first error
+	for _, err := range errs {
+		switch {
+		case err == nil:
+		case first == nil:
+			first = err
+		default:
+			first = fmt.Errorf("%w; also: %v", first, err)
+		}
+	}
+	return first
+}

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"sync"
@@ -35,14 +36,18 @@ type Import struct {
 // OpenImport maps memory that another process has exported from this device (same UUID). The errors are the
 // backend's; ErrUnsupported where it has no such memory, ErrInvalid for a handle that names none, as when the
 // exporter is gone.
-func (e *Engine) OpenImport(device int, h ImportHandle) (*Import, error) {
+func (e *Engine) OpenImport(ctx context.Context, device int, h ImportHandle) (*Import, error) {
 	if (h.IPC == nil) == (h.File == nil) {
 		return nil, fmt.Errorf("gpu: import needs an IPC handle or a file: %w", txn.ErrInvalid)
 	}
 	if h.File != nil && h.Bytes <= 0 {
 		return nil, fmt.Errorf("gpu: import of %d bytes by file: %w", h.Bytes, txn.ErrInvalid)
 	}
-	d, err := e.dispatcher(device)
+	if err := e.begin(); err != nil {
+		return nil, err
+	}
+	defer e.calls.Done()
+	d, err := e.dispatcher(ctx, device)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +56,9 @@ func (e *Engine) OpenImport(device int, h ImportHandle) (*Import, error) {
 		return nil, fmt.Errorf("gpu: import memory on device %d: %w", device, classified(err))
 	}
 	s, ok := d.imported.add(address, address+uint64(bytes))
-	if !ok { // the driver has mapped it where it says an earlier import lies: that one is ours and stays
+	if !ok {
+		// The driver maps an allocation once and counts how often it was opened: this takes back the last opening.
+		_ = d.dev.closeImport(address)
 		return nil, fmt.Errorf("gpu: import memory on device %d: it is imported already at %#x: %w", device, address, txn.ErrConflict)
 	}
 	return &Import{d: d, address: address, bytes: bytes, span: s}, nil

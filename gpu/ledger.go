@@ -32,6 +32,14 @@ func (l *ledger) add(start, end uint64) (*span, bool) {
 	return s, true
 }
 
+// overlaps reports whether a span shares an address with the range.
+func (l *ledger) overlaps(start, end uint64) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	i := sort.Search(len(l.spans), func(i int) bool { return l.spans[i].end > start })
+	return i < len(l.spans) && l.spans[i].start < end
+}
+
 // find gives the span that holds address, or nil.
 func (l *ledger) find(address uint64) *span {
 	l.mu.RLock()

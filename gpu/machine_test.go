@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -121,12 +122,8 @@ func hostRig(seed uint64) rig {
 
 func (m *hostMachine) engine() *Engine { return m.e }
 
-func (m *hostMachine) alloc(t testing.TB, device, bytes int) uint64 {
-	mem := make([]byte, bytes)
-	for i := range mem {
-		mem[i] = poison
-	}
-	a, err := m.host.Expose(device, mem)
+func (m *hostMachine) alloc(t testing.TB, device, n int) uint64 {
+	a, err := m.host.Expose(device, bytes.Repeat([]byte{poison}, n))
 	require.NoError(t, err)
 	return a
 }

@@ -11,6 +11,9 @@ import (
 var cleanups []func()
 
 func TestMain(m *testing.M) {
+	if library := os.Getenv("HOLDFAST_GPU_TEST_EXPORT"); library != "" {
+		exportMain(library)
+	}
 	code := m.Run()
 	for _, f := range cleanups {
 		f()

@@ -1,7 +1,6 @@
 package gpu
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"runtime"
@@ -41,22 +40,25 @@ func (e *Engine) Pin(mem []byte) (*Pinned, error) {
 	if len(mem) == 0 || start%pinAlign != 0 || len(mem)%pinAlign != 0 {
 		return nil, fmt.Errorf("gpu: pin %d bytes at %#x: want multiples of %d: %w", len(mem), start, pinAlign, txn.ErrInvalid)
 	}
-	e.mu.Lock()
-	if e.closing {
-		e.mu.Unlock()
-		return nil, errClosed
+	if err := e.begin(); err != nil {
+		return nil, err
+	}
+	defer e.calls.Done()
+	if e.pinned.overlaps(start, start+uint64(len(mem))) {
+		return nil, fmt.Errorf("gpu: pin %d bytes at %#x: overlaps pinned memory: %w", len(mem), start, txn.ErrInvalid)
 	}
 	p := &Pinned{e: e, mem: mem}
+	e.mu.Lock()
 	e.pins[p] = struct{}{}
 	e.mu.Unlock()
 
 	if e.backend.mustPin() {
 		touch(mem)
 	}
-	for off := 0; off < len(mem); off += pinPiece {
-		piece := mem[off:min(off+pinPiece, len(mem))]
+	for off := 0; off < len(mem); off += e.pinPiece {
+		piece := mem[off:min(off+e.pinPiece, len(mem))]
 		if err := e.pinOne(p, piece, start+uint64(off)); err != nil {
-			return nil, errors.Join(err, p.Unpin())
+			return nil, combined(err, p.Unpin())
 		}
 	}
 	return p, nil
@@ -68,8 +70,8 @@ func (e *Engine) pinOne(p *Pinned, piece []byte, start uint64) error {
 		return fmt.Errorf("gpu: pin %d bytes at %#x: %w", len(piece), start, classified(err))
 	}
 	s, ok := e.pinned.add(start, start+uint64(len(piece)))
-	if !ok {
-		return errors.Join(fmt.Errorf("gpu: pin %d bytes at %#x: overlaps pinned memory: %w", len(piece), start, txn.ErrInvalid), e.backend.unpin(piece))
+	if !ok { // another call was faster
+		return combined(fmt.Errorf("gpu: pin %d bytes at %#x: overlaps pinned memory: %w", len(piece), start, txn.ErrInvalid), e.backend.unpin(piece))
 	}
 	p.pieces = append(p.pieces, s)
 	return nil
@@ -120,7 +122,7 @@ func (p *Pinned) Unpin() error {
 	if len(failures) == 0 && p.unmap != nil { // what may still be locked stays mapped
 		failures = append(failures, p.unmap())
 	}
-	return errors.Join(failures...)
+	return combined(failures...)
 }
 
 // AllocPinned maps bytes of memory off the Go heap, in huge pages where the system has them, rounded up to 4096, and pins
@@ -136,7 +138,7 @@ func (e *Engine) AllocPinned(bytes int64) (*Pinned, error) {
 	}
 	p, err := e.Pin(mem)
 	if err != nil {
-		return nil, errors.Join(err, unmap())
+		return nil, combined(err, unmap())
 	}
 	p.unmap = unmap
 	return p, nil

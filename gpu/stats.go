@@ -23,13 +23,8 @@ type DeviceStats struct {
 
 // Stats gives the counters of the devices that have been used, by device number.
 func (e *Engine) Stats() map[int]DeviceStats {
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	all := map[int]DeviceStats{}
-	for i, d := range e.dispatchers {
-		if d == nil {
-			continue
-		}
+	for i, d := range e.opened() {
 		d.mu.Lock()
 		s := d.stats
 		s.Admitted = len(d.active)

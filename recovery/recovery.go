@@ -148,8 +148,8 @@ func Reconcile(c Catalogue, segments []SegmentFile) (plan Plan, err error) {
 				plan.Damaged = append(plan.Damaged, SegmentDamage{Number: n, Size: -1, Needed: use.End})
 			case size < use.End:
 				plan.Damaged = append(plan.Damaged, SegmentDamage{Number: n, Size: size, Needed: use.End})
-			case size > use.End:
-				plan.Tails = append(plan.Tails, SegmentFile{Number: n, Size: use.End})
+			case size > wholeBlocks(use.End):
+				plan.Tails = append(plan.Tails, SegmentFile{Number: n, Size: wholeBlocks(use.End)})
 			}
 			return true, nil
 		}); err != nil {
@@ -168,6 +168,9 @@ func Reconcile(c Catalogue, segments []SegmentFile) (plan Plan, err error) {
 	slices.Sort(plan.Orphans)
 	return plan, err
 }
+
+// wholeBlocks rounds the end of a small page up to where its segment goes on: segments are written in blocks of 4096.
+func wholeBlocks(end int64) int64 { return (end + 4095) &^ 4095 }
 
 // findLost looks for the pages that lie in the missing part of a damaged file.
 func (plan *Plan) findLost(v txn.Reader) error {

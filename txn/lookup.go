@@ -173,6 +173,44 @@ func ChainPages(v Reader, head Key, count int64) ([]Key, error) {
 	return keys, nil
 }
 
+// anyListedSteps bounds how far AnyListed looks.
+const anyListedSteps = 1 << 16
+
+// AnyListed gives a listed checkpoint that needs the page, zero if there is none. It follows one way, so it takes as many
+// steps as the checkpoint has pages after this one.
+func AnyListed(v Reader, page Key) (Generation, error) {
+	for range anyListedSteps {
+		holders, err := edges[Generation](v, key1(tagHold, page))
+		if err != nil {
+			return Generation{}, err
+		}
+		for _, g := range holders {
+			if s, err := ReadState(v, g); err != nil || (s != nil && s.Status == Listed) {
+				return g, err
+			}
+		}
+		children, err := edges[Key](v, key1(tagChild, page))
+		if err != nil {
+			return Generation{}, err
+		}
+		next := Key{}
+		for _, c := range children {
+			p, err := ReadPage(v, c)
+			if err != nil {
+				return Generation{}, err
+			}
+			if p != nil && p.Listed > 0 {
+				next = c
+				break
+			}
+		}
+		if page = next; page.IsZero() {
+			return Generation{}, nil
+		}
+	}
+	return Generation{}, nil
+}
+
 // Dependents gives the generations, listed or retired, that need the page.
 func Dependents(v Reader, page Key) ([]Generation, error) {
 	var gens []Generation

@@ -12,8 +12,6 @@ import (
 // class gives the one sentinel that a failure of the operating system belongs to.
 func class(err error) error {
 	switch {
-	case errors.Is(err, txn.ErrCorrupt):
-		return txn.ErrCorrupt
 	case noSpace(err):
 		return txn.ErrNoSpace
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 // childVariable names the function of children that a re-executed test binary runs instead of the tests.
 const childVariable = "WAL_TEST_CHILD"
 
-var children = map[string]func(){"short-write": shortWriteChild}
+var children = map[string]func(){}
 
 // entry is one record as Replay gives it.
 type entry struct {
@@ -184,7 +184,7 @@ func (c *logged) warnings() []map[string]any {
 
 // operation is one call of the file system seam.
 type operation struct {
-	name string // mkdir, readdir, syncdir, remove, open, truncate, sync, reserve, appender, append, fsync, close
+	name string // mkdir, readdir, syncdir, remove, open, truncate, renew, reserve, appender, append, fsync, close
 	path string
 }
 
@@ -222,8 +222,8 @@ func (s *seam) Truncate(path string, size int64) error {
 	return s.guard("truncate", path, func() error { return s.FS.Truncate(path, size) })
 }
 
-func (s *seam) Sync(path string) error {
-	return s.guard("sync", path, func() error { return s.FS.Sync(path) })
+func (s *seam) Renew(path string, offset int64) error {
+	return s.guard("renew", path, func() error { return s.FS.Renew(path, offset) })
 }
 
 func (s *seam) Reserve(path string, offset, n int64) error {

@@ -20,10 +20,12 @@ type FS interface {
 	Remove(path string) error
 	// Open opens a file for reading.
 	Open(path string) (File, error)
-	// Truncate cuts a file to size, gives back all blocks behind it, also those that Reserve took, and syncs the file.
+	// Truncate cuts a file to size and gives back all blocks behind it, also those that Reserve took. Durable once the
+	// file is synced.
 	Truncate(path string, size int64) error
-	// Sync makes the content of a file durable, whoever wrote it.
-	Sync(path string) error
+	// Renew writes the bytes of a file from offset to its end once more, as they are, and syncs the file. A sync alone would
+	// not do: after a failed one the page cache may show bytes that it believes to be on disk and that are not.
+	Renew(path string, offset int64) error
 	// Reserve gives a file blocks for n bytes from offset on without changing its size or content. The error wraps
 	// errors.ErrUnsupported where the file system cannot do that. Blocks survive a crash as far as a file's size does.
 	Reserve(path string, offset, n int64) error
@@ -50,14 +52,17 @@ type Appender interface {
 	Close() error
 }
 
+// OS is the operating system's file system, for those who wrap it.
+func OS() FS { return diskFS{} }
+
 // diskFS is the operating system's file system.
 type diskFS struct{}
 
 func (diskFS) Mkdir(path string) error                    { return os.Mkdir(path, 0o700) }
 func (diskFS) ReadDir(path string) ([]fs.DirEntry, error) { return os.ReadDir(path) }
 func (diskFS) Remove(path string) error                   { return os.Remove(path) }
-func (diskFS) SyncDir(path string) error                  { return syncPath(path, os.O_RDONLY) }
-func (diskFS) Sync(path string) error                     { return syncPath(path, os.O_WRONLY) }
+func (diskFS) SyncDir(path string) error                  { return with(path, os.O_RDONLY, (*os.File).Sync) }
+func (diskFS) Truncate(path string, size int64) error     { return os.Truncate(path, size) }
 
 func (diskFS) Open(path string) (File, error) {
 	f, err := os.Open(path)
@@ -67,12 +72,22 @@ func (diskFS) Open(path string) (File, error) {
 	return diskFile{f}, nil
 }
 
-func (diskFS) Truncate(path string, size int64) error {
-	return with(path, os.O_WRONLY, func(f *os.File) error {
-		if err := f.Truncate(size); err != nil {
-			return err
+func (diskFS) Renew(path string, offset int64) error {
+	return with(path, os.O_RDWR, func(f *os.File) error {
+		buf := make([]byte, windowBytes)
+		for at := offset; ; {
+			n, readErr := f.ReadAt(buf, at)
+			if _, err := f.WriteAt(buf[:n], at); err != nil {
+				return err
+			}
+			at += int64(n)
+			if readErr == io.EOF {
+				return f.Sync()
+			}
+			if readErr != nil {
+				return readErr
+			}
 		}
-		return f.Sync()
 	})
 }
 
@@ -86,10 +101,6 @@ func (diskFS) Reserve(path string, offset, n int64) error {
 }
 
 func (diskFS) Appender(dir string) (Appender, uint64, error) { return openAppender(dir) }
-
-func syncPath(path string, flag int) error {
-	return with(path, flag, (*os.File).Sync)
-}
 
 // with opens a file for the time of one action and reports every error, that of closing included.
 func with(path string, flag int, do func(*os.File) error) error {

@@ -50,7 +50,8 @@ func (r *Request[T]) LSN() txn.LSN { return r.lsn }
 // or Close.
 //
 // Transactions are prepared one after the other, each seeing the effect of those prepared before it. A pass over a batch ends
-// with one call of either Apply or Discard, after which the next pass begins. A batch may take more than one pass.
+// with one call of either Apply or Discard, after which the next pass begins. A batch may take more than one pass. The slices
+// given to Apply and Discard are theirs during the call only.
 type Hooks[T any] struct {
 	// Prepare validates one request against the state and the requests of this pass accepted so far, and gives the
 	// record for it, which will have the given LSN. A Record of kind 0 accepts the request with nothing to write. An error
@@ -137,6 +138,11 @@ type Group[T any] struct {
 	mu     sync.Mutex // guards queue and closed
 	queue  []*Request[T]
 	closed bool
+
+	// The committer's own, kept from batch to batch for their memory.
+	batch    []*Request[T]
+	accepted []*Request[T]
+	records  []Record
 }
 
 // NewGroup starts the committer of a log, which nobody else appends to from then on. All hooks must be set. Close ends it.
@@ -255,24 +261,33 @@ func (g *Group[T]) queued() int {
 	return len(g.queue)
 }
 
-// take adds requests from the queue to batch, up to BatchLimit. An empty batch waits for the first one, and stays empty only if
-// the group is closed.
-func (g *Group[T]) take(batch []*Request[T]) []*Request[T] {
+// take adds requests from the queue to the rest of the last batch, up to BatchLimit. If there are none it waits for the first
+// one; it returns none only if the group is closed.
+func (g *Group[T]) take(rest []*Request[T]) []*Request[T] {
+	g.batch = append(g.batch[:0], rest...)
 	for {
 		g.mu.Lock()
-		n := min(len(g.queue), g.opts.BatchLimit-len(batch))
-		batch = append(batch, g.queue[:n]...)
+		n := min(len(g.queue), g.opts.BatchLimit-len(g.batch))
+		g.batch = append(g.batch, g.queue[:n]...)
 		g.queue = slices.Delete(g.queue, 0, n)
 		closed := g.closed
 		g.mu.Unlock()
 		for range n {
 			<-g.slots
 		}
-		if len(batch) > 0 || closed {
-			return batch
+		if len(g.batch) > 0 || closed {
+			return g.batch
 		}
+		g.forget()
 		<-g.wake
 	}
+}
+
+// forget lets go of the last batch, so that an idle group keeps nobody's requests and payloads.
+func (g *Group[T]) forget() {
+	clear(g.batch[:cap(g.batch)])
+	clear(g.accepted[:cap(g.accepted)])
+	clear(g.records[:cap(g.records)])
 }
 
 // commitAll is the committer.
@@ -284,8 +299,9 @@ func (g *Group[T]) commitAll() {
 		if len(batch) == 0 {
 			return
 		}
+		taken := len(batch)
 		rest = g.commit(batch)
-		if served := len(batch) - len(rest); served > 1 {
+		if served := taken - len(rest); served > 1 {
 			g.gather(served)
 		}
 	}
@@ -356,8 +372,9 @@ func (g *Group[T]) commit(batch []*Request[T]) (rest []*Request[T]) {
 }
 
 // prepare runs one pass up to its write. The error is that of a misfit.
-func (g *Group[T]) prepare(batch []*Request[T]) (*pass[T], error) {
-	p := &pass[T]{first: g.log.Next()}
+func (g *Group[T]) prepare(batch []*Request[T]) (pass[T], error) {
+	p := pass[T]{first: g.log.Next(), accepted: g.accepted[:0], records: g.records[:0]}
+	defer func() { g.accepted, g.records = p.accepted, p.records }()
 	var size int64
 	for i, r := range batch {
 		if size >= g.opts.BatchBytes {
@@ -386,7 +403,7 @@ func (g *Group[T]) prepare(batch []*Request[T]) (*pass[T], error) {
 }
 
 // write appends the records of a pass and makes them as durable as its requests want.
-func (g *Group[T]) write(p *pass[T]) error {
+func (g *Group[T]) write(p pass[T]) error {
 	if len(p.records) > 0 {
 		first, err := g.log.Append(p.records)
 		if err != nil {
@@ -403,7 +420,7 @@ func (g *Group[T]) write(p *pass[T]) error {
 }
 
 // complete makes a written pass visible and wakes its callers.
-func (g *Group[T]) complete(p *pass[T]) {
+func (g *Group[T]) complete(p pass[T]) {
 	if err := g.hooks.Apply(p.accepted); err != nil {
 		finish(p.prepared, g.log.stop(err))
 		return

@@ -3,6 +3,7 @@ package wal
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/holdfast-db/holdfast/txn"
@@ -113,8 +114,10 @@ func (l *Log) Append(records []Record) (first txn.LSN, err error) {
 	if err != nil {
 		return 0, err
 	}
-	l.encode(t, records)
-	if err := t.appender.Append(l.entries); err != nil {
+	l.encode(t, records, size)
+	err = t.appender.Append(l.entries)
+	l.forget()
+	if err != nil {
 		if t != old {
 			err = errors.Join(err, t.appender.Close())
 		}
@@ -149,23 +152,23 @@ func measure(records []Record) (size int64, essential bool, err error) {
 }
 
 // encode builds the entries of a batch that goes to t.
-func (l *Log) encode(t *tail, records []Record) {
-	if cap(l.frames) > framesKeptBytes {
-		l.frames = nil
-	}
-	l.frames, l.entries = l.frames[:0], l.entries[:0]
+func (l *Log) encode(t *tail, records []Record, size int64) {
+	l.frames, l.entries = slices.Grow(l.frames[:0], int(size)), l.entries[:0]
 	h := header{durable: uint32(t.durable), lsn: l.next, previous: l.last}
-	ends := make([]int, len(records))
-	for i, r := range records {
+	for _, r := range records {
 		h.kind = r.Kind
+		start := len(l.frames)
 		l.frames = appendFrame(l.frames, h, r.Payload)
-		ends[i] = len(l.frames)
+		l.entries = append(l.entries, l.frames[start:])
 		h.lsn, h.previous = h.lsn+1, h.lsn
 	}
-	start := 0
-	for _, end := range ends {
-		l.entries = append(l.entries, l.frames[start:end])
-		start = end
+}
+
+// forget lets go of the memory of a large batch.
+func (l *Log) forget() {
+	clear(l.entries)
+	if cap(l.frames) > framesKeptBytes {
+		l.frames = nil
 	}
 }
 
@@ -312,10 +315,14 @@ func (l *Log) fail(what string, err error) error { return l.stop(failure(what, e
 // stop keeps the first error for all later calls.
 func (l *Log) stop(err error) error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.failed == nil {
+	first := l.failed == nil
+	if first {
 		l.failed = err
-		l.opts.Logger.Error("wal: stopped", "error", err, "last_lsn", uint64(l.last), "synced_lsn", uint64(l.synced))
+	}
+	last, synced := l.last, l.synced
+	l.mu.Unlock()
+	if first {
+		l.opts.Logger.Error("wal: stopped", "error", err, "last_lsn", uint64(last), "synced_lsn", uint64(synced))
 	}
 	return err
 }

@@ -85,6 +85,7 @@ type survey struct {
 	leftover  *directory  // the oldest, half removed when Cut was interrupted
 	frameless *directory  // the newest, begun and without one frame that counts
 	entries   uint64      // in the newest whole directory, seals included
+	attested  int64       // bytes of its file that its last frame knows to be durable
 	previous  txn.LSN     // of the first record
 	report    RepairReport
 }
@@ -174,6 +175,7 @@ func (s *survey) read(fsys FS, d directory, newest bool, sc *scanner) error {
 	}
 	sc.begin(file, d.file(), size)
 	var damage *Damage
+	var attested uint32
 	for {
 		h, _, err := sc.next()
 		if errors.Is(err, io.EOF) {
@@ -185,6 +187,7 @@ func (s *survey) read(fsys FS, d directory, newest bool, sc *scanner) error {
 		if err != nil {
 			return err
 		}
+		attested = h.durable
 		if sc.entries == 1 {
 			if h.lsn != d.first {
 				return &Damage{File: d.file(), Reason: fmt.Sprintf("first record is %d, the directory says %d", h.lsn, d.first)}
@@ -214,7 +217,7 @@ func (s *survey) read(fsys FS, d directory, newest bool, sc *scanner) error {
 	}
 	d.last, d.size = sc.last, sc.off
 	s.whole = append(s.whole, d)
-	s.entries = sc.entries
+	s.entries, s.attested = sc.entries, int64(attested)
 	s.report.Clean = damage == nil && sc.sealed
 	return nil
 }
@@ -259,13 +262,15 @@ func (s *survey) repair(fsys FS, dir string) error {
 		// The directory may be as new as its emptiness suggests, made now or by a process that died before this sync.
 		return fsys.SyncDir(filepath.Dir(dir))
 	}
-	// What a process that died left in the page cache was read as good, and must not be lost to a later power failure.
+	// What was read may be in the page cache only, left there by a process that died or whose sync failed. It is taken for
+	// good from here on, and must not be lost to a later power failure.
 	newest := s.whole[len(s.whole)-1]
-	makeDurable := func() error { return fsys.Sync(newest.file()) }
-	if s.report.Cut > 0 && s.frameless == nil {
-		makeDurable = func() error { return fsys.Truncate(newest.file(), newest.size) }
+	if s.report.File == newest.file() {
+		if err := fsys.Truncate(newest.file(), newest.size); err != nil {
+			return err
+		}
 	}
-	if err := makeDurable(); err != nil {
+	if err := fsys.Renew(newest.file(), s.attested); err != nil {
 		return err
 	}
 	if err := fsys.SyncDir(newest.path); err != nil {

@@ -72,28 +72,28 @@ func (l *Log) target(size int64, essential bool) (*tail, error) {
 // begin makes the next directory, with room for a batch of the given size and the reserve behind it. If there is no room, it
 // leaves nothing behind: only the newest directory may be found without a record.
 func (l *Log) begin(size int64, essential bool) (*tail, error) {
-	fsys := l.opts.FS
 	d := directory{path: filepath.Join(l.dir, directoryName(l.next)), first: l.next}
 	t := &tail{directory: d}
-	err := fsys.Mkdir(d.path)
+	err := l.opts.FS.Mkdir(d.path)
 	if err == nil {
-		t.appender, _, err = fsys.Appender(d.path)
+		t.appender, _, err = l.opts.FS.Appender(d.path)
 	}
 	if err == nil {
-		if err = l.claim(t, size, essential); err == nil {
-			return t, nil
-		}
+		err = l.claim(t, size, essential)
+	}
+	if err == nil {
+		return t, nil
 	}
 	err = l.unlessFull("begin "+d.path, err)
-	if l.Err() != nil {
-		return nil, err
-	}
 	var undo error
 	if t.appender != nil {
 		undo = t.appender.Close()
 	}
-	if undo = errors.Join(undo, d.remove(fsys)); undo == nil {
-		undo = fsys.SyncDir(l.dir)
+	if l.Err() != nil {
+		return nil, err
+	}
+	if undo = errors.Join(undo, d.remove(l.opts.FS)); undo == nil {
+		undo = l.opts.FS.SyncDir(l.dir)
 	}
 	if undo != nil {
 		return nil, l.fail("remove "+d.path, undo)

@@ -158,47 +158,44 @@ func (s *scanner) follow(h header) error {
 // witness looks for proof that the bytes at off had been durable: a good frame anywhere behind them that says so. It
 // searches for the frame itself, at every offset, because nothing about the damaged bytes says where the next entry begins.
 func (s *scanner) witness() (at int64, found bool, err error) {
-	for q := s.off + 1; q+overheadBytes <= s.size; {
-		chunk, err := s.bytes(q, min(windowBytes, s.size-q))
+	for q := s.off + 1; ; q++ {
+		var length int64
+		q, length, err = s.claimant(q)
+		if err != nil || q < 0 {
+			return 0, false, err
+		}
+		frame, err := s.bytes(q, length)
 		if err != nil {
 			return 0, false, err
 		}
-		i := bytes.Index(chunk, frameMagic)
-		if i < 0 {
-			if q+int64(len(chunk)) == s.size {
-				return 0, false, nil
-			}
-			q += int64(len(chunk) - len(frameMagic) + 1)
-			continue
+		if _, ok := payloadOf(frame); ok {
+			return q, true, nil
 		}
-		q += int64(i)
-		ok, err := s.attests(q)
-		if err != nil || ok {
-			return q, ok, err
-		}
-		q++
 	}
-	return 0, false, nil
 }
 
-// attests reports whether a good frame at q says that the byte at off was durable.
-func (s *scanner) attests(q int64) (bool, error) {
-	if s.size-q < overheadBytes {
-		return false, nil
+// claimant finds the next good header, at q or behind it, of a frame that says that the byte at off was durable. It gives -1 if
+// there is none.
+func (s *scanner) claimant(q int64) (at, length int64, err error) {
+	for s.size-q >= overheadBytes {
+		chunk, err := s.bytes(q, min(windowBytes, s.size-q))
+		if err != nil {
+			return 0, 0, err
+		}
+		headers := len(chunk) - headerBytes + 1 // places where a whole header is in sight
+		for i := 0; i < headers; i++ {
+			next := bytes.Index(chunk[i:headers-1+len(frameMagic)], frameMagic)
+			if next < 0 {
+				break
+			}
+			i += next
+			h, reason, err := decodeHeader(chunk[i:])
+			at, length = q+int64(i), overheadBytes+int64(h.length)
+			if err == nil && reason == "" && s.off < int64(h.durable) && int64(h.durable) <= at && length <= s.size-at {
+				return at, length, nil
+			}
+		}
+		q += int64(headers)
 	}
-	raw, err := s.bytes(q, headerBytes)
-	if err != nil {
-		return false, err
-	}
-	h, reason, unsupported := decodeHeader(raw)
-	length := int64(h.length) + overheadBytes
-	if reason != "" || unsupported != nil || int64(h.durable) <= s.off || int64(h.durable) > q || s.size-q < length {
-		return false, nil
-	}
-	frame, err := s.bytes(q, length)
-	if err != nil {
-		return false, err
-	}
-	_, ok := payloadOf(frame)
-	return ok, nil
+	return -1, 0, nil
 }

@@ -24,7 +24,7 @@ type embedded struct {
 	setup     setup
 	namespace *db.Namespace
 	options   db.Options
-	db        *db.DB
+	db        *db.DB  // nil while it is closed
 	before    written // by this process, before the last reopening
 
 	// The sequence of the request at hand, built for find and used again by publish.
@@ -84,10 +84,7 @@ func (e *embedded) open(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), openTimeout)
 	defer cancel()
 	d, err := db.Open(ctx, e.setup.Dir, e.options)
-	switch {
-	case errors.Is(err, txn.ErrInvalid), errors.Is(err, txn.ErrTooLarge):
-		return usageError(err) // an option that only the database can judge
-	case err != nil:
+	if err != nil {
 		return databaseError(err)
 	}
 	e.db = d
@@ -282,13 +279,16 @@ func (e *embedded) reopen(ctx context.Context) error {
 }
 
 func (e *embedded) close(ctx context.Context) error {
+	if e.db == nil {
+		return nil // it could not be opened again, and that has been said
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	w, err := e.written()
 	if _, closeErr := e.db.Close(ctx); closeErr != nil {
 		err = errors.Join(err, databaseError(closeErr))
 	}
-	e.before = w
+	e.db, e.before = nil, w
 	return err
 }
 

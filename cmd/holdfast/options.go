@@ -71,7 +71,7 @@ publication contains filling its new pages.
   holdfast replay
 
   # a recorded trace, killing the database every 500 acknowledged requests
-  holdfast replay --trace requests.jsonl --write-policy write-through --kill-every 500
+  holdfast replay --trace requests.jsonl --kill-every 500
 
   # an attention-only model on two ranks, with little room, in a directory that is kept
   holdfast replay --model attention --ranks 2 --ram 256MiB --disk 2GiB --dir ./checkpoints
@@ -147,6 +147,10 @@ func (o replayOptions) setup() (setup, error) {
 	if _, err := db.ParseWritePolicy(o.writePolicy); err != nil {
 		return setup{}, usageError(fmt.Errorf("--write-policy: %w", err))
 	}
+	if o.ram < db.MinRAMBytes || o.ram > db.MaxRAMBytes {
+		low, high := byteSize(db.MinRAMBytes), byteSize(db.MaxRAMBytes)
+		return setup{}, usageError(fmt.Errorf("--ram %v: want %v to %v: %w", &o.ram, &low, &high, txn.ErrInvalid))
+	}
 	s := setup{
 		Model:       model(o.model),
 		Ranks:       o.ranks,
@@ -201,21 +205,10 @@ func runReplay(ctx context.Context, o replayOptions, stdin io.Reader, stdout, st
 		defer func() { err = errors.Join(err, os.RemoveAll(s.Dir)) }()
 	}
 
-	var h holder
-	var v *supervisor
-	if o.killEvery > 0 {
-		var log io.Writer
-		if o.verbose {
-			log = stderr
-		}
-		if v, err = newSupervisor(s, o.killEvery, o.seed, childCommand, log); err != nil {
-			return err
-		}
-		h = v
-	} else if h, err = openEmbedded(ctx, s); err != nil {
+	h, kills, err := o.open(ctx, s, stderr)
+	if err != nil {
 		return err
 	}
-
 	r := &report{
 		Trace: src.name, Model: s.Model, Ranks: s.Ranks, PageBytes: s.PageBytes, StateBytes: s.StateBytes,
 		RAMBytes: s.RAMBytes, DiskBytes: s.DiskBytes, WritePolicy: s.WritePolicy, Dir: o.dir,
@@ -229,23 +222,33 @@ func runReplay(ctx context.Context, o replayOptions, stdin io.Reader, stdout, st
 		return errors.Join(err, h.close(ctx))
 	}
 	d.fresh = before.Checkpoints == 0
-	runErr := d.run(ctx)
-	if v != nil {
-		r.Kills, r.KillsAt = int64(v.killCount()), v.kills
-	}
-	r.finish()
-	closeErr := h.close(ctx)
+	err = errors.Join(d.run(ctx), h.close(ctx))
+	r.finish(kills(), err)
 	write := r.writeTable
 	if asJSON {
 		write = func(w io.Writer) error { return writeJSON(w, r) }
 	}
-	if err := errors.Join(runErr, closeErr, write(stdout)); err != nil {
+	if err := errors.Join(err, write(stdout)); err != nil {
 		return err
 	}
 	if status := r.status(); status != statusOK {
 		return failure{status, errors.New(r.verdict())}
 	}
 	return nil
+}
+
+// open opens the database in this process, or in a child if that is to be killed. kills gives where it was, so far.
+func (o replayOptions) open(ctx context.Context, s setup, stderr io.Writer) (h holder, kills func() map[killPoint]int, err error) {
+	if o.killEvery == 0 {
+		h, err = openEmbedded(ctx, s)
+		return h, func() map[killPoint]int { return nil }, err
+	}
+	var log io.Writer
+	if o.verbose {
+		log = stderr
+	}
+	v, err := newSupervisor(s, o.killEvery, o.seed, childCommand, log)
+	return v, func() map[killPoint]int { return v.kills }, err
 }
 
 // childCommand is this program again, as the process that holds the database.

@@ -302,7 +302,7 @@ func TestPercentilesAreExact(t *testing.T) {
 
 // Scripts read these fields. A field may be added to the file; renaming or removing one breaks them.
 func TestReportFields(t *testing.T) {
-	b, err := json.Marshal(report{Dir: "d", Faults: []string{"f"}, KillsAt: map[killPoint]int{inPublish: 1}})
+	b, err := json.Marshal(report{Dir: "d", Error: "e", Faults: []string{"f"}, KillsAt: map[killPoint]int{inPublish: 1}})
 	require.NoError(t, err)
 	var m map[string]any
 	require.NoError(t, json.Unmarshal(b, &m))

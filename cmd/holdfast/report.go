@@ -60,6 +60,7 @@ type report struct {
 	Seconds     float64        `json:"seconds"` // of the replay, without the audit
 	Latencies   latencySummary `json:"latencies"`
 	Interrupted bool           `json:"interrupted"`
+	Error       string         `json:"error,omitempty"` // what ended the replay early; the figures are those until then
 }
 
 // latencySummary has the latencies of single calls, in the process that holds the database.
@@ -94,8 +95,17 @@ func percentilesOf(samples []time.Duration) percentiles {
 	return percentiles{Count: len(samples), P50: at(50), P99: at(99), Max: at(100)}
 }
 
-// finish derives what follows from the counts.
-func (r *report) finish() { r.BytesWritten = r.Written.total() }
+// finish enters how it ended and what follows from the counts.
+func (r *report) finish(kills map[killPoint]int, err error) {
+	r.BytesWritten = r.Written.total()
+	r.KillsAt = kills
+	for _, n := range kills {
+		r.Kills += int64(n)
+	}
+	if err != nil {
+		r.Error = err.Error()
+	}
+}
 
 // status is the exit status that the result stands for.
 func (r *report) status() int {
@@ -110,10 +120,12 @@ func (r *report) status() int {
 
 // verdict says the status in words.
 func (r *report) verdict() string {
-	switch r.status() {
-	case statusMismatch:
+	switch {
+	case r.Mismatches > 0:
 		return fmt.Sprintf("%s mismatches: the promise was broken", count(r.Mismatches))
-	case statusInterrupted:
+	case r.Error != "":
+		return "ended by an error; as promised until then"
+	case r.Interrupted:
 		return "interrupted; as promised until then"
 	}
 	return "as promised"
@@ -151,8 +163,8 @@ func (r *report) writeTable(w io.Writer) error {
 		}
 	}
 	t.AppendSeparator()
-	t.AppendRow(table.Row{"written", fmt.Sprintf("%s: payload %s, log %s, other %s",
-		humanBytes(r.BytesWritten), humanBytes(r.Written.Payload), humanBytes(r.Written.Log), humanBytes(r.Written.Other))})
+	t.AppendRow(table.Row{"written", fmt.Sprintf("%s (payload %s, log %s)",
+		humanBytes(r.BytesWritten), humanBytes(r.Written.Payload), humanBytes(r.Written.Log))})
 	t.AppendRow(table.Row{"payload published", fmt.Sprintf("%s, each page counted once", humanBytes(r.UniquePayloadBytes))})
 	t.AppendRow(table.Row{"in use", fmt.Sprintf("RAM %s, disk %s", humanBytes(r.RAMBytesUsed), humanBytes(r.DiskBytesUsed))})
 	if r.Restarts > 0 {

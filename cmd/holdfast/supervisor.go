@@ -33,7 +33,7 @@ type supervisor struct {
 	buried       written // by children that are dead
 	last         written // by the child that lives, as of its last answer
 	usual        map[verb]time.Duration
-	kills        map[killPoint]int
+	kills        map[killPoint]int // so far, by where they hit
 }
 
 // killPoint is where in the life of a request a child is killed.
@@ -144,15 +144,6 @@ func (v *supervisor) close(context.Context) error {
 		return err
 	}
 	return v.child.wait()
-}
-
-// killCount gives the kills so far.
-func (v *supervisor) killCount() int {
-	n := 0
-	for _, k := range v.kills {
-		n += k
-	}
-	return n
 }
 
 // planKill chooses where the next kill falls.

@@ -256,10 +256,9 @@ func (a *Arena) victims(n int64) []place {
 
 // release gives the memory of places, which are on no list, back to the system, and makes them cold.
 func (a *Arena) release(places []place) {
-	pieces := adjoin(places)
 	a.mu.Unlock()
 	var refused int64
-	for _, b := range pieces {
+	for _, b := range adjoin(places) {
 		if err := giveBack(b); err != nil {
 			refused++
 		}

@@ -18,6 +18,9 @@ type Page struct {
 	// Bytes are the page, 1 to PageBytesMax. They must not change until Append returns. Memory aligned to 4096 is
 	// written without a copy, but for the part of a block at the end.
 	Bytes []byte
+	// Codec is how the page is to be stored; zero means txn.CodecNone. A page that txn.CodecZstd does not make smaller in the
+	// file is stored as it is: its placement says so.
+	Codec txn.Codec
 }
 
 // request is one Append, or one Seal, in a lane's queue.
@@ -59,12 +62,29 @@ func (s *Store) Append(ctx context.Context, class Class, pages []Page) ([]txn.Pl
 	if len(pages) == 0 {
 		return nil, nil
 	}
+	var compressed int64
+	for i := range pages {
+		if pages[i].Codec == txn.CodecZstd {
+			compressed += int64(len(pages[i].Bytes))
+		}
+	}
+	release, err := s.codec.reserve(ctx, compressed)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	r := &request{entries: make([]Entry, len(pages)), bytes: make([][]byte, len(pages)), done: make(chan struct{})}
 	for i, p := range pages {
-		r.bytes[i] = p.Bytes
+		stored, codec := p.Bytes, txn.CodecNone
+		if p.Codec == txn.CodecZstd {
+			if stored, codec, err = s.codec.compress(p.Bytes); err != nil {
+				return nil, err
+			}
+		}
+		r.bytes[i] = stored
 		r.entries[i] = Entry{
 			Key: p.Key, Parent: p.Parent, Rank: p.Rank, Class: class, Logical: int64(len(p.Bytes)),
-			Place: txn.Placement{Stored: int64(len(p.Bytes)), Codec: txn.CodecNone, Checksum: xxh3.Hash(p.Bytes)},
+			Place: txn.Placement{Stored: int64(len(stored)), Codec: codec, Checksum: xxh3.Hash(stored)},
 		}
 	}
 	l, err := s.lane(class)
@@ -89,6 +109,8 @@ func (p *Page) check() error {
 		return fmt.Errorf("%s has %d bytes, at most %d: %w", p.Key.Short(), n, PageBytesMax, txn.ErrTooLarge)
 	case p.Key.IsZero():
 		return fmt.Errorf("key is zero: %w", txn.ErrInvalid)
+	case p.Codec > txn.CodecZstd:
+		return fmt.Errorf("%s has codec %d: %w", p.Key.Short(), p.Codec, txn.ErrUnsupported)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -168,6 +169,19 @@ func failOnce(op string, nth int, err error) func(string, string) error {
 	}
 }
 
+// blockFirst lets the first call of op wait until the gate is closed; blocked is closed once it waits.
+func blockFirst(op string) (hook func(string, string) error, blocked, gate chan struct{}) {
+	var first atomic.Bool
+	blocked, gate = make(chan struct{}), make(chan struct{})
+	return func(o, _ string) error {
+		if o == op && first.CompareAndSwap(false, true) {
+			close(blocked)
+			<-gate
+		}
+		return nil
+	}, blocked, gate
+}
+
 // Bytes and names are durable before an Append returns, whatever is new.
 func TestEverythingIsSyncedBeforeItIsPlaced_B29(t *testing.T) {
 	dir := t.TempDir()
@@ -227,7 +241,7 @@ func TestFailedWriteOrSyncEndsTheSegment_B29(t *testing.T) {
 			require.ErrorIs(t, err, c.class)
 			require.ErrorIs(t, err, c.err)
 			require.Nil(t, places)
-			require.NotContains(t, f.takeTrace()[1:], "sync 1", "the sync was tried again")
+			require.LessOrEqual(t, strings.Count(strings.Join(f.takeTrace(), ","), "sync 1"), 1, "the sync was tried again")
 			require.Equal(t, 1, strings.Count(log.String(), "segment failed"))
 
 			// The next one succeeds elsewhere; the failed segment keeps what was synced, and nothing else.
@@ -302,15 +316,13 @@ func TestShortWritesAreContinued_FSA03(t *testing.T) {
 	}
 }
 
-// stuckFS takes no bytes and reports no error.
-type stuckFS struct{ faultFS }
-
 func TestWriteWithoutProgressIsAnError(t *testing.T) {
 	s := open(t, t.TempDir(), func(o *Options) { o.FS = noProgress{osFS{}} })
 	_, err := s.Append(t.Context(), Own, []Page{pageOf(1, 64, true)})
 	require.ErrorIs(t, err, txn.ErrIO)
 }
 
+// noProgress takes no bytes and reports no error.
 type noProgress struct{ FS }
 
 func (n noProgress) Create(path string, direct bool) (File, error) {
@@ -326,14 +338,8 @@ func (noProgressFile) WriteAt([][]byte, int64) (int, error) { return 0, nil }
 // complete; a request that is not gets an error and its space back.
 func TestGroupThatFailsInItsSecondSegment(t *testing.T) {
 	s, f := openFaulty(t, t.TempDir(), func(o *Options) { o.SegmentBytes = 256 << 10 })
-	blocked, gate := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	f.set(func(op, _ string) error {
-		if op == "sync" {
-			once.Do(func() { close(blocked); <-gate })
-		}
-		return nil
-	})
+	hook, blocked, gate := blockFirst("sync")
+	f.set(hook)
 	type result struct {
 		at  []txn.Placement
 		err error
@@ -379,14 +385,8 @@ func waitQueued(t testing.TB, s *Store, c Class, n int) {
 func TestQueuedAppendCanBeCancelled_B30(t *testing.T) {
 	s, f := openFaulty(t, t.TempDir(), func(o *Options) { o.QueueLimit = 1 })
 	write(t, s, Own, pageOf(1, 64, true))
-	blocked, gate := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	f.set(func(op, _ string) error {
-		if op == "write" {
-			once.Do(func() { close(blocked); <-gate })
-		}
-		return nil
-	})
+	hook, blocked, gate := blockFirst("write")
+	f.set(hook)
 	var wg sync.WaitGroup
 	errs := make([]error, 3)
 	ctxs := make([]context.Context, 3)
@@ -494,14 +494,8 @@ func TestRemoveWaitsForReaders_B14(t *testing.T) {
 	p := pageOf(1, 100_000, true)
 	at := write(t, s, Own, p)
 	require.NoError(t, s.Seal(t.Context()))
-	blocked, gate := make(chan struct{}), make(chan struct{})
-	f.set(func(op, _ string) error {
-		if op == "read" {
-			close(blocked)
-			<-gate
-		}
-		return nil
-	})
+	hook, blocked, gate := blockFirst("read")
+	f.set(hook)
 	r, done := reading(p, at[0], true), make(chan error)
 	go func() { done <- s.Read(t.Context(), r) }()
 	<-blocked
@@ -518,14 +512,8 @@ func TestReadWaitsForItsTurnNoLongerThanItsContext(t *testing.T) {
 	s, f := openFaulty(t, t.TempDir(), func(o *Options) { o.ReadParallel = 1 })
 	p := pageOf(1, 64, true)
 	at := write(t, s, Own, p)
-	blocked, gate := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	f.set(func(op, _ string) error {
-		if op == "read" {
-			once.Do(func() { close(blocked); <-gate })
-		}
-		return nil
-	})
+	hook, blocked, gate := blockFirst("read")
+	f.set(hook)
 	done := make(chan error)
 	go func() { done <- s.Read(t.Context(), reading(p, at[0], true)) }()
 	<-blocked

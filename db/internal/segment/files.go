@@ -12,7 +12,7 @@ func (s *Store) acquire(number uint64) (*segment, File, error) {
 	defer s.mu.Unlock()
 	g := s.segments[number]
 	if g == nil {
-		return nil, nil, fmt.Errorf("segment: %s: %w", s.path(number), txn.ErrNotFound)
+		return nil, nil, fmt.Errorf("no segment %s: %w", s.path(number), txn.ErrNotFound)
 	}
 	if g.file == nil {
 		s.mu.Unlock()
@@ -23,7 +23,7 @@ func (s *Store) acquire(number uint64) (*segment, File, error) {
 			return nil, nil, err
 		case g.removed:
 			_ = f.Close()
-			return nil, nil, fmt.Errorf("segment: %s: %w", s.path(number), txn.ErrNotFound)
+			return nil, nil, fmt.Errorf("no segment %s: %w", s.path(number), txn.ErrNotFound)
 		case g.file != nil: // somebody else was quicker
 			_ = f.Close()
 		default:
@@ -44,7 +44,7 @@ func (s *Store) openFile(number uint64) (File, error) {
 	direct := s.direct.Load()
 	f, err := s.fs.Open(s.path(number), !s.o.ReadOnly, direct)
 	if err != nil {
-		return nil, failure("open", err)
+		return nil, fmt.Errorf("%w: %w", classOf(err), err)
 	}
 	if direct && !f.Direct() {
 		s.directRefused(number)
@@ -91,15 +91,13 @@ func (s *Store) shut(g *segment) {
 	s.open--
 }
 
-// reopen forgets the open file of a segment, for the next acquire to open it anew.
-func (s *Store) reopen(g *segment) {
+// shutIdle closes the file of a segment if nobody reads it, for the next acquire to open it anew.
+func (s *Store) shutIdle(g *segment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if g.readers == 0 && g.file != nil {
-		if g.spot != nil {
-			s.idle.Remove(g.spot)
-			g.spot = nil
-		}
+	if g.spot != nil {
+		s.idle.Remove(g.spot)
+		g.spot = nil
 		s.shut(g)
 	}
 }
@@ -113,8 +111,6 @@ func (s *Store) forget(g *segment) {
 	if g.spot != nil {
 		s.idle.Remove(g.spot)
 		g.spot = nil
-	}
-	if g.file != nil && g.readers == 0 {
 		s.shut(g)
 	}
 }

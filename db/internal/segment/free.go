@@ -3,6 +3,7 @@ package segment
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/holdfast-db/holdfast/txn"
@@ -48,7 +49,7 @@ func (s *Store) punchAll(places []txn.Placement) error {
 	}
 	g, f, err := s.acquire(places[0].Segment)
 	if err != nil {
-		return err
+		return fmt.Errorf("segment: punch: %w", err)
 	}
 	defer s.release(g)
 	s.mu.Lock()

@@ -10,6 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// OS is the operating system's file system, for those who wrap it.
+func OS() FS { return osFS{} }
+
 // osFS is the operating system's file system.
 type osFS struct{}
 

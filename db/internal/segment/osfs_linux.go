@@ -7,11 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	directFlag = unix.O_DIRECT
-
-	buffersPerCall = 1024 // IOV_MAX
-)
+const directFlag = unix.O_DIRECT
 
 // errIrregular is what O_NOFOLLOW gives for a link, used for the other things that are no plain file too.
 var errIrregular = unix.ELOOP
@@ -36,7 +32,7 @@ func directFits(f *os.File) bool {
 
 func (f *osFile) ReadAt(buffers [][]byte, off int64) (int, error) {
 	for {
-		n, err := unix.Preadv(int(f.Fd()), buffers[:min(len(buffers), buffersPerCall)], off)
+		n, err := unix.Preadv(int(f.Fd()), buffers[:min(len(buffers), buffersMax)], off)
 		if err != unix.EINTR {
 			return max(n, 0), f.fail("preadv", err)
 		}
@@ -45,7 +41,7 @@ func (f *osFile) ReadAt(buffers [][]byte, off int64) (int, error) {
 
 func (f *osFile) WriteAt(buffers [][]byte, off int64) (int, error) {
 	for {
-		n, err := unix.Pwritev(int(f.Fd()), buffers[:min(len(buffers), buffersPerCall)], off)
+		n, err := unix.Pwritev(int(f.Fd()), buffers[:min(len(buffers), buffersMax)], off)
 		if err != unix.EINTR {
 			return max(n, 0), f.fail("pwritev", err)
 		}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
@@ -25,8 +26,8 @@ type ReadRequest struct {
 	Place txn.Placement
 	Key   txn.Key // these two are for messages only
 	Rank  uint16
-	// Dst gets the page and is exactly as long as it. Memory aligned to 4096 is read into without a copy, but for the
-	// part of a block at the end. Its content is undefined after an error.
+	// Dst gets the page and is exactly as long as it (its logical bytes). Memory aligned to 4096 is read into without a copy,
+	// but for the part of a block at the end, and for compressed pages. Its content is undefined after an error.
 	Dst []byte
 }
 
@@ -88,14 +89,14 @@ func (s *Store) ReadBatch(ctx context.Context, requests []ReadRequest) []error {
 
 func (r *ReadRequest) check() error {
 	p := r.Place
-	if p.Codec != txn.CodecNone {
+	if p.Codec != txn.CodecNone && p.Codec != txn.CodecZstd {
 		return fmt.Errorf("segment: read %s: codec %d: %w", r.Key.Short(), p.Codec, txn.ErrUnsupported)
 	}
 	if p.Segment == 0 || p.Offset < blockBytes || p.Stored < 1 || p.Stored > PageBytesMax || p.Offset%unitOf(p.Stored) != 0 {
 		return fmt.Errorf("segment: read %s: no page can lie at %+v: %w", r.Key.Short(), p, txn.ErrCorrupt)
 	}
-	if int64(len(r.Dst)) != p.Stored {
-		return fmt.Errorf("segment: read %s: %d bytes into %d: %w", r.Key.Short(), p.Stored, len(r.Dst), txn.ErrInvalid)
+	if !storable(p.Codec, int64(len(r.Dst)), p.Stored) {
+		return fmt.Errorf("segment: read %s: %d stored bytes into %d: %w", r.Key.Short(), p.Stored, len(r.Dst), txn.ErrInvalid)
 	}
 	return nil
 }
@@ -125,10 +126,20 @@ func (r *ReadRequest) way() int {
 	switch {
 	case r.Place.Stored < blockBytes:
 		return packed
-	case aligned(r.Dst):
+	case r.Place.Codec != txn.CodecNone || aligned(r.Dst):
 		return inPlace
 	}
 	return throughIt
+}
+
+// target is where the stored bytes go: the caller's memory, or aligned memory to expand them from.
+func (r *ReadRequest) target() []byte {
+	if r.Place.Codec == txn.CodecNone {
+		return r.Dst
+	}
+	b := make([]byte, r.Place.Stored+blockBytes)
+	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(b))) & uintptr(blockBytes-1)
+	return b[skip:][:r.Place.Stored]
 }
 
 // runs cuts the order into pieces that one call can read.
@@ -166,17 +177,25 @@ func (b *readBatch) runs() [][]int {
 // read brings in and verifies one run, page by page if it fails as a whole.
 func (b *readBatch) read(ctx context.Context, run []int) {
 	staging, err := b.s.turns.take(ctx)
-	if err == nil {
-		defer b.s.turns.give(staging)
-		err = b.bring(run, staging)
+	if err != nil {
+		for _, i := range run {
+			b.fail(i, b.s.blame(&b.requests[i], err))
+		}
+		return
 	}
-	for _, i := range run {
+	defer b.s.turns.give(staging)
+	targets := make([][]byte, len(run))
+	for k, i := range run {
+		targets[k] = b.requests[i].target()
+	}
+	err = b.bring(run, targets, staging)
+	for k, i := range run {
 		one := err
-		if one != nil && len(run) > 1 && staging != nil {
-			one = b.bring([]int{i}, staging)
+		if one != nil && len(run) > 1 {
+			one = b.bring(run[k:k+1], targets[k:k+1], staging)
 		}
 		if one == nil {
-			one = b.s.verify(&b.requests[i])
+			one = b.s.accept(&b.requests[i], targets[k])
 		}
 		if one != nil {
 			b.fail(i, b.s.blame(&b.requests[i], one))
@@ -184,26 +203,29 @@ func (b *readBatch) read(ctx context.Context, run []int) {
 	}
 }
 
-// bring reads a run. A file system that takes direct I/O at open and refuses it at the first read is read buffered.
-func (b *readBatch) bring(run []int, staging []byte) error {
+// bring reads the stored bytes of a run into the targets.
+func (b *readBatch) bring(run []int, targets [][]byte, staging []byte) error {
 	number := b.requests[run[0]].Place.Segment
-	for {
-		g, f, err := b.s.acquire(number)
-		if err != nil {
-			return err
-		}
-		err = b.bringFrom(f, run, staging)
-		direct := f.Direct()
-		b.s.release(g)
-		if !direct || !errors.Is(err, unix.EINVAL) {
-			return err
-		}
-		b.s.directRefused(number)
-		b.s.reopen(g)
+	g, f, err := b.s.acquire(number)
+	if err != nil {
+		return err
 	}
+	err = b.bringFrom(f, run, targets, staging)
+	direct := f.Direct()
+	b.s.release(g)
+	if !direct || !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	// The file system takes direct I/O at open and refuses it at the first read.
+	b.s.directRefused(number)
+	b.s.shutIdle(g)
+	if f, err = b.s.openFile(number); err != nil {
+		return err
+	}
+	return errors.Join(b.bringFrom(f, run, targets, staging), f.Close())
 }
 
-func (b *readBatch) bringFrom(f File, run []int, staging []byte) error {
+func (b *readBatch) bringFrom(f File, run []int, targets [][]byte, staging []byte) error {
 	first := &b.requests[run[0]]
 	count := &b.s.count
 	switch first.way() {
@@ -213,18 +235,16 @@ func (b *readBatch) bringFrom(f File, run []int, staging []byte) error {
 		if err := readFull(f, [][]byte{staging[:roundUp(last.Offset+last.Stored, blockBytes)-from]}, from, count); err != nil {
 			return err
 		}
-		for _, i := range run {
-			r := &b.requests[i]
-			copy(r.Dst, staging[r.Place.Offset-from:])
+		for k, i := range run {
+			copy(targets[k], staging[b.requests[i].Place.Offset-from:])
 		}
 	case inPlace:
 		var buffers [][]byte
 		ends := staging
-		for _, i := range run {
-			dst := b.requests[i].Dst
-			whole := len(dst) &^ int(blockBytes-1)
-			buffers = append(buffers, dst[:whole])
-			if whole < len(dst) {
+		for _, t := range targets {
+			whole := len(t) &^ int(blockBytes-1)
+			buffers = append(buffers, t[:whole])
+			if whole < len(t) {
 				buffers = append(buffers, ends[:blockBytes])
 				ends = ends[blockBytes:]
 			}
@@ -233,10 +253,9 @@ func (b *readBatch) bringFrom(f File, run []int, staging []byte) error {
 			return err
 		}
 		ends = staging
-		for _, i := range run {
-			dst := b.requests[i].Dst
-			if whole := len(dst) &^ int(blockBytes-1); whole < len(dst) {
-				copy(dst[whole:], ends)
+		for _, t := range targets {
+			if whole := len(t) &^ int(blockBytes-1); whole < len(t) {
+				copy(t[whole:], ends)
 				ends = ends[blockBytes:]
 			}
 		}
@@ -246,17 +265,22 @@ func (b *readBatch) bringFrom(f File, run []int, staging []byte) error {
 			if err := readFull(f, [][]byte{staging[:roundUp(n, blockBytes)]}, first.Place.Offset+off, count); err != nil {
 				return err
 			}
-			copy(first.Dst[off:], staging[:n])
+			copy(targets[0][off:], staging[:n])
 			off += n
 		}
 	}
 	return nil
 }
 
-// verify compares what was read with the checksum of the placement.
-func (s *Store) verify(r *ReadRequest) error {
-	if sum := xxh3.Hash(r.Dst); sum != r.Place.Checksum {
+// accept compares the stored bytes with the checksum of the placement, and expands them if they are compressed.
+func (s *Store) accept(r *ReadRequest, stored []byte) error {
+	if sum := xxh3.Hash(stored); sum != r.Place.Checksum {
 		return fmt.Errorf("checksum is %016x, not %016x: %w", sum, r.Place.Checksum, txn.ErrCorrupt)
+	}
+	if r.Place.Codec == txn.CodecZstd {
+		if err := s.codec.expand(r.Dst, stored); err != nil {
+			return err
+		}
 	}
 	s.count.pagesRead.Add(1)
 	s.count.bytesRead.Add(r.Place.Stored)

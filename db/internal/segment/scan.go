@@ -31,14 +31,15 @@ func (s *Store) Scan(ctx context.Context, number uint64, fn func(Entry) error) (
 		return sum, err
 	}
 	defer s.calls.Done()
+	blame := func(err error) error { return fmt.Errorf("segment: scan %s: %w", s.path(number), err) }
 	g, f, err := s.acquire(number)
 	if err != nil {
-		return sum, err
+		return sum, blame(err)
 	}
 	defer s.release(g)
 	staging, err := s.turns.take(ctx)
 	if err != nil {
-		return sum, err
+		return sum, blame(err)
 	}
 	defer s.turns.give(staging)
 
@@ -47,7 +48,6 @@ func (s *Store) Scan(ctx context.Context, number uint64, fn func(Entry) error) (
 	s.mu.Unlock()
 	size := total &^ (blockBytes - 1)
 	w := window{f: f, size: size, staging: staging, count: &s.count}
-	blame := func(err error) error { return fmt.Errorf("segment: scan %s: %w", s.path(number), err) }
 
 	o := s.origin(number, 0)
 	head, err := w.at(0, blockBytes)

@@ -43,17 +43,14 @@ func newReadTurns(n int) (readTurns, error) {
 }
 
 func (t readTurns) take(ctx context.Context) ([]byte, error) {
-	select {
-	case b := <-t:
-		return b, nil
-	default:
+	if ctx.Err() == nil {
+		select {
+		case b := <-t:
+			return b, nil
+		case <-ctx.Done():
+		}
 	}
-	select {
-	case b := <-t:
-		return b, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("segment: read waits for its turn: %w: %w", txn.ErrBusy, ctx.Err())
-	}
+	return nil, fmt.Errorf("read waits for its turn: %w: %w", txn.ErrBusy, context.Cause(ctx))
 }
 
 func (t readTurns) give(b []byte) { t <- b }

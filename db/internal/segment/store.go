@@ -82,6 +82,7 @@ type Store struct {
 	fs     FS
 	log    *slog.Logger
 	turns  readTurns
+	codec  codec
 	count  counters
 	direct atomic.Bool // ask for direct I/O; goes off at the first sign that it does not work here
 	// There is a call for holes and one to preallocate, until the file system says otherwise.
@@ -125,7 +126,7 @@ func Open(dir string, o Options) (*Store, error) {
 	if err := o.fill(); err != nil {
 		return nil, err
 	}
-	s := &Store{dir: dir, o: o, fs: o.FS, log: o.Logger, highest: o.Floor, segments: make(map[uint64]*segment), idle: list.New()}
+	s := &Store{dir: dir, o: o, fs: o.FS, log: o.Logger, highest: o.Floor, segments: make(map[uint64]*segment), idle: list.New(), codec: newCodec(o.ReadParallel)}
 	s.direct.Store(o.Direct == DirectAuto)
 	s.punch.Store(true)
 	s.prealloc.Store(true)
@@ -320,7 +321,7 @@ func (s *Store) Truncate(number uint64, size int64) error {
 	defer s.calls.Done()
 	g, f, err := s.acquire(number)
 	if err != nil {
-		return err
+		return fmt.Errorf("segment: truncate: %w", err)
 	}
 	defer s.release(g)
 	s.mu.Lock()

@@ -8,6 +8,9 @@ import (
 	"github.com/holdfast-db/holdfast/txn"
 )
 
+// buffersMax is the most buffers that one call takes on Linux (IOV_MAX).
+const buffersMax = 1024
+
 // vector collects the pieces of a batch, which follow each other in the file, and writes many of them with one call. What
 // is whole blocks of aligned memory is written from where it is; the rest goes through staging. Every piece is a
 // multiple of 4096 bytes, so that a flush may come between any two.
@@ -21,13 +24,10 @@ type vector struct {
 	count   *counters
 }
 
-// piecesMax is the most buffers of one call on Linux.
-const piecesMax = 1024
-
 // stage gives n bytes of undefined content, a multiple of 4096 and at most the staging memory, to be filled before the
 // next call; they are written next.
 func (w *vector) stage(n int64) ([]byte, error) {
-	if w.staged+n > int64(len(w.staging)) || len(w.pieces) == piecesMax {
+	if w.staged+n > int64(len(w.staging)) || len(w.pieces) == buffersMax {
 		if err := w.flush(); err != nil {
 			return nil, err
 		}
@@ -41,7 +41,7 @@ func (w *vector) stage(n int64) ([]byte, error) {
 
 // add takes b, which is whole blocks and must not change before the flush, to be written next.
 func (w *vector) add(b []byte) error {
-	if len(w.pieces) == piecesMax {
+	if len(w.pieces) == buffersMax {
 		if err := w.flush(); err != nil {
 			return err
 		}

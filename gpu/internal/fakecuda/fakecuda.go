@@ -47,12 +47,8 @@ func Compiler() (string, error) {
 	return "", fmt.Errorf("no C compiler")
 }
 
-// Build compiles the library into dir. Without names symbols that it is to lack, as an older driver does.
-func Build(dir string, flags []string, without ...string) (string, error) {
-	compiler, err := Compiler()
-	if err != nil {
-		return "", err
-	}
+// Compile compiles the library's source in dir and gives the object file.
+func Compile(dir string, flags ...string) (string, error) {
 	for _, name := range []string{"cuda.c", "control.h"} {
 		text, err := source.ReadFile("c/" + name)
 		if err != nil {
@@ -62,23 +58,37 @@ func Build(dir string, flags []string, without ...string) (string, error) {
 			return "", err
 		}
 	}
-	library := filepath.Join(dir, "libcuda.so.1")
-	args := append([]string{"-std=gnu11", "-O1", "-g", "-shared", "-fPIC", "-pthread", "-o", library, filepath.Join(dir, "cuda.c")}, flags...)
-	if len(without) > 0 {
-		script := "{ global: *; local:"
-		for _, symbol := range without {
-			script += " " + symbol + ";"
-		}
-		name := filepath.Join(dir, "symbols")
-		if err := os.WriteFile(name, []byte(script+" };\n"), 0o600); err != nil {
-			return "", err
-		}
-		args = append(args, "-Wl,--version-script="+name)
+	object := filepath.Join(dir, "cuda.o")
+	return object, run(append([]string{"-std=gnu11", "-O1", "-g", "-fPIC", "-pthread", "-c", "-o", object, filepath.Join(dir, "cuda.c")}, flags...)...)
+}
+
+// Link makes a library of an object file.
+func Link(object, library string, flags ...string) error {
+	return run(append([]string{"-shared", "-pthread", "-o", library, object}, flags...)...)
+}
+
+// LinkWithout makes a library that lacks symbols, as an older driver does.
+func LinkWithout(object, library string, symbols ...string) error {
+	script := "{ global: *; local:"
+	for _, symbol := range symbols {
+		script += " " + symbol + ";"
+	}
+	name := library + ".symbols"
+	if err := os.WriteFile(name, []byte(script+" };\n"), 0o600); err != nil {
+		return err
+	}
+	return Link(object, library, "-Wl,--version-script="+name)
+}
+
+func run(args ...string) error {
+	compiler, err := Compiler()
+	if err != nil {
+		return err
 	}
 	if out, err := exec.Command(compiler, args...).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the fake driver: %w: %s", err, out)
+		return fmt.Errorf("build the fake driver: %w: %s", err, out)
 	}
-	return library, nil
+	return nil
 }
 
 // Install copies a built library to path, where it is another driver when it is loaded, and gives the memory by which to

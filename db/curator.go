@@ -1,0 +1,200 @@
+package db
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/holdfast-db/holdfast/txn"
+)
+
+// curator keeps the order of eviction true to what happens, in the background. Lookups and restores tell it which checkpoints
+// were found: a superseded one becomes current again, any other the youngest. Publications tell it which superseded
+// checkpoints have a time of grace, and it ends that. All of it is preference: its records are logged and not waited
+// for, a crash may lose the last few, and nobody's call waits for it.
+//
+// Times are monotonic. A restart begins the time of grace anew, because the clocks of two processes cannot be compared.
+type curator struct {
+	db    *DB
+	grace time.Duration
+	wake  chan struct{}
+
+	mu     sync.Mutex // guards what follows
+	found  map[foundCheckpoint]bool
+	graced []gracedCheckpoints // by rising deadline
+}
+
+// foundCheckpoint is a checkpoint that was found, or, for a match inside a longer one, the last page of it that was used.
+type foundCheckpoint struct {
+	gen  Generation
+	page txn.Key
+}
+
+type gracedCheckpoints struct {
+	until time.Time
+	gens  []Generation
+}
+
+// foundMax bounds the finds that wait to be recorded; more are dropped, which costs recency and nothing else.
+const foundMax = 4096
+
+func newCurator(d *DB, grace time.Duration) *curator {
+	return &curator{db: d, grace: grace, wake: make(chan struct{}, 1), found: map[foundCheckpoint]bool{}}
+}
+
+func (c *curator) signal() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// note remembers a find. It does not block.
+func (c *curator) note(at candidate) {
+	f := foundCheckpoint{gen: at.gen, page: at.last}
+	if f.gen.IsZero() && f.page.IsZero() {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.found[f] {
+		return
+	}
+	if len(c.found) >= foundMax {
+		c.db.counters.findsDropped.Add(1)
+		return
+	}
+	c.found[f] = true
+	c.signal()
+}
+
+// spare begins the time of grace of checkpoints. It does not block.
+func (c *curator) spare(gens []Generation) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.graced = append(c.graced, gracedCheckpoints{until: time.Now().Add(c.grace), gens: gens})
+	c.signal()
+}
+
+// work records what is due and gives the time until more is. It is called again when told so, or when that time is over.
+func (c *curator) work(ctx context.Context) (time.Duration, error) {
+	c.mu.Lock()
+	found := c.found
+	if len(found) > 0 {
+		c.found = map[foundCheckpoint]bool{}
+	}
+	var over []Generation
+	for len(c.graced) > 0 && !time.Now().Before(c.graced[0].until) {
+		over = append(over, c.graced[0].gens...)
+		c.graced = c.graced[1:]
+	}
+	next := time.Duration(-1)
+	if len(c.graced) > 0 {
+		next = time.Until(c.graced[0].until)
+	}
+	c.mu.Unlock()
+	if len(found) > 0 {
+		if err := c.record(ctx, found); err != nil {
+			return next, err
+		}
+	}
+	for len(over) > 0 {
+		some := over[:min(len(over), retireAtOnce)]
+		over = over[len(some):]
+		err := c.db.committer.commit(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
+			return optional(txn.DecideMark(v, txn.MarkEndGrace, some))
+		}}, false)
+		if err != nil {
+			return next, err
+		}
+	}
+	return next, nil
+}
+
+// record makes found checkpoints current and young again.
+func (c *curator) record(ctx context.Context, found map[foundCheckpoint]bool) error {
+	gens := make([]Generation, 0, len(found))
+	resolve := func(v txn.Reader) error {
+		gens = gens[:0]
+		for f := range found {
+			if f.gen.IsZero() {
+				g, err := txn.AnyListed(v, f.page)
+				if err != nil {
+					return err
+				}
+				f.gen = g
+			}
+			if !f.gen.IsZero() {
+				gens = append(gens, f.gen)
+			}
+		}
+		return nil
+	}
+	revive := &transaction{
+		decide: func(v txn.Reader) (txn.Record, error) {
+			if err := resolve(v); err != nil {
+				return nil, err
+			}
+			var superseded []Generation
+			for _, g := range gens {
+				s, err := txn.ReadState(v, g)
+				if err != nil {
+					return nil, err
+				}
+				if s != nil && s.Status == txn.Listed && s.Superseded() {
+					superseded = append(superseded, g)
+				}
+			}
+			if len(superseded) == 0 {
+				return nil, nil
+			}
+			c.db.counters.foundAgain.Add(int64(len(superseded)))
+			return optional(txn.DecideSupersede(v, Generation{}, superseded))
+		},
+	}
+	if err := c.db.committer.commit(ctx, revive, false); err != nil {
+		return err
+	}
+	return c.db.committer.commit(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
+		return optional(txn.DecideMark(v, txn.MarkUsed, gens))
+	}}, false)
+}
+
+// run works until the database closes. Errors are logged; the next find or deadline tries again.
+func (c *curator) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	for {
+		next, err := c.work(ctx)
+		if err != nil {
+			c.db.options.Logger.Warn("order of eviction not recorded", "error", err)
+		}
+		var due <-chan time.Time
+		var timer *time.Timer
+		if next >= 0 {
+			timer = time.NewTimer(next)
+			due = timer.C
+		}
+		select {
+		case <-c.wake:
+		case <-due:
+		case <-c.db.gate.stopping:
+			c.work(ctx) // the last finds; an error here loses a little recency
+			return
+		}
+		if timer != nil {
+			timer.Stop()
+		}
+	}
+}
+
+// optional turns a decision that may be nil into a Record that is nil then.
+func optional[R interface {
+	*T
+	txn.Record
+}, T any](r R, err error) (txn.Record, error) {
+	if r == nil || err != nil {
+		return nil, err
+	}
+	return r, nil
+}
