@@ -39,6 +39,7 @@ type DB struct {
 	gate      *gate
 	admission admission
 	curator   *curator
+	loops     sync.WaitGroup // background loops; they end when the gate shuts
 	telemetry *telemetry
 	counters  counters
 	owners    ownerSet
@@ -321,6 +322,7 @@ func (d *DB) close(ctx context.Context) error {
 	if err := d.gate.close(ctx); err != nil {
 		return err // a disk that hangs: what is below cannot be taken away from who is in it
 	}
+	d.loops.Wait()
 	errs := []error{d.persistRest(ctx)}
 	if err := d.gate.wait(ctx); err != nil {
 		return errors.Join(append(errs, err)...)

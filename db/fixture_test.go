@@ -97,6 +97,7 @@ func closeDB(t testing.TB, d *DB) CloseReport {
 func crash(t testing.TB, d *DB) {
 	t.Helper()
 	d.gate.close(context.Background())
+	d.loops.Wait()
 	d.committer.group.Close()
 	d.disk.close()
 	require.NoError(t, d.telemetry.close())

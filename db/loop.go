@@ -13,12 +13,10 @@ const (
 )
 
 // loop runs a background loop in its own goroutine until it returns. One that panics is logged, counted and started again, after
-// a pause, so that no error ends eviction or the return of space for the life of the process. The loop counts as inside
-// the database: Close waits for it.
+// a pause, so that no error ends eviction or the return of space for the life of the process. Close waits
+// for it to return.
 func (d *DB) loop(name string, run func()) {
-	d.gate.hold()
-	go func() {
-		defer d.gate.leave()
+	d.loops.Go(func() {
 		for pause := loopRestartDelay; ; pause = min(2*pause, loopRestartDelayMax) {
 			if d.guard(name, run) {
 				return
@@ -32,7 +30,7 @@ func (d *DB) loop(name string, run func()) {
 				return
 			}
 		}
-	}()
+	})
 }
 
 // guard reports whether run returned.

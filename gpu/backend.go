@@ -1,6 +1,9 @@
 package gpu
 
-import "unsafe"
+import (
+	"time"
+	"unsafe"
+)
 
 // Backend is a kind of device that an Engine can drive: NewHost or OpenCUDA. An Engine owns its backend and closes it.
 type Backend interface {
@@ -42,6 +45,10 @@ type device interface {
 	// openImport maps memory that another process has exported, for the copies of this device.
 	openImport(h ImportHandle) (address uint64, bytes int64, err error)
 	closeImport(address uint64) error
+	// allocate gives device memory, for measuring.
+	allocate(bytes int64) (address uint64, free func() error, err error)
+	// bare copies runs once by one method, with nothing of the engine around it, and tells how long that took.
+	bare(m Method, d Direction, runs []run) (time.Duration, error)
 	// close gives the device back. drained is false if copies on it are not proven finished: then everything that
 	// such a copy may touch, its own descriptors included, is left as it is until the process ends.
 	close(drained bool)

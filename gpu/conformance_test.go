@@ -81,6 +81,24 @@ func contextFor(d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), d)
 }
 
+// even checks that everything taken from the budget and the window of every device has been given back.
+func even(tb testing.TB, e *Engine) {
+	tb.Helper()
+	for i, d := range e.opened() {
+		eventually(tb, "what is released is forgotten", func() bool { return e.Stats()[i].Admitted == 0 })
+		d.budget.mu.Lock()
+		require.Equal(tb, load{}, d.budget.used)
+		d.budget.mu.Unlock()
+		d.mu.Lock()
+		require.Equal(tb, load{}, d.window)
+		for _, r := range d.lanes {
+			require.Zero(tb, r.depth)
+			require.Zero(tb, r.stuck)
+		}
+		d.mu.Unlock()
+	}
+}
+
 // eventually waits for a condition that nothing announces.
 func eventually(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
@@ -414,6 +432,7 @@ func testExactlyOnce(t *testing.T, r rig) {
 	}
 	s := e.Stats()[0]
 	require.EqualValues(t, []int64{3, 2, 1}, []int64{s.Submitted, s.Completed, s.Failed})
+	even(t, e)
 	m.verify(t)
 }
 
@@ -446,6 +465,7 @@ func testCancel(t *testing.T, r rig) {
 	got := make([]byte, n-8<<10)
 	m.peek(t, 0, device+8<<10, got)
 	require.Equal(t, bytes.Repeat([]byte{poison}, len(got)), got)
+	even(t, e)
 	m.verify(t)
 }
 
@@ -501,6 +521,7 @@ func testDeadline(t *testing.T, r rig) {
 	require.Equal(t, []string{"quarantined", "released"}, events)
 	eventually(t, "the books are even", func() bool { s := e.Stats()[0]; return s.Quarantined == 0 && s.Admitted == 0 })
 	require.NoError(t, p.Unpin())
+	even(t, e)
 	m.verify(t)
 }
 
@@ -526,6 +547,7 @@ func testStuckLane(t *testing.T, r rig) {
 	soon(t, x.Released(), "x is not released")
 	soon(t, y.Released(), "y is not released")
 	require.NoError(t, wait(t, submit(t, e, Batch{Direction: Load, Regions: []Region{{device, host[:n]}}})))
+	even(t, e)
 	m.verify(t)
 }
 
@@ -574,10 +596,8 @@ func testEveryFailure(t *testing.T, r rig) {
 			}
 		}
 		require.EqualValues(t, submitted, released.Load())
-		if s, ok := e.Stats()[0]; ok {
-			require.False(t, s.Lost)
-			require.Zero(t, s.InFlightBytes)
-		}
+		require.False(t, e.Stats()[0].Lost)
+		even(t, e)
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		if err := e.Close(ctx); err != nil { // giving something back failed
@@ -765,6 +785,7 @@ func testWindow(t *testing.T, r rig) {
 	for _, x := range all {
 		require.NoError(t, wait(t, x))
 	}
+	even(t, e)
 	m.verify(t)
 }
 
@@ -969,6 +990,7 @@ func testManyCallers(t *testing.T, r rig) {
 	for err := range failures {
 		require.NoError(t, err)
 	}
+	even(t, e)
 	m.verify(t)
 }
 

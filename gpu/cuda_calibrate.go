@@ -58,7 +58,7 @@ func (d *cudaDevice) tryCalibrate() (threshold int64, err error) {
 			err = combined(err, driverError(d.ctx.HostFree(host)))
 		}
 	}()
-	l, err := d.newLane(Load, 1, calibrationBlocks)
+	l, err := d.newLane(Load, MethodAuto, 1, calibrationBlocks)
 	if err != nil {
 		return 0, driverError(err)
 	}

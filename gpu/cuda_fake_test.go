@@ -5,14 +5,10 @@ package gpu
 import (
 	"bytes"
 	"context"
-	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime/debug"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -292,78 +288,6 @@ func TestCUDAKernelDescriptorsLiveUntilConsumed_GPU06(t *testing.T) {
 	require.True(t, bytes.Equal(want, got))
 }
 
-// exportMain is what this binary does as the process that exports device memory: see startExporter.
-func exportMain(library string) {
-	die := func(err error) {
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-	}
-	d, err := driver.Load(library)
-	die(err)
-	devices, err := d.Devices()
-	die(err)
-	ctx, err := d.Retain(devices[0])
-	die(err)
-	const bytes = 64 << 10
-	address, err := ctx.Alloc(bytes)
-	die(err)
-	content := make([]byte, bytes)
-	for i := range content {
-		content[i] = byte(i % 251)
-	}
-	die(ctx.Copy(int(Load), address, content))
-	handle, err := ctx.IPCExport(address)
-	die(err)
-	m, fd, err := ctx.FDCreate(bytes)
-	die(err)
-	die(ctx.Copy(int(Load), m.Device, content))
-	fmt.Printf("%x %d %d\n", handle, fd, m.Bytes)
-	_, _ = io.ReadAll(os.Stdin) // until the parent says so, or ends
-	os.Exit(0)
-}
-
-type exporter struct {
-	cmd    *exec.Cmd
-	stdin  io.Closer
-	handle [64]byte
-	file   *os.File
-	bytes  int64
-}
-
-// startExporter starts a process that exports 64 KiB of device memory, both ways.
-func startExporter(t *testing.T, library string) *exporter {
-	self, err := os.Executable()
-	require.NoError(t, err)
-	x := &exporter{cmd: exec.Command(self)}
-	x.cmd.Env = append(os.Environ(), "HOLDFAST_GPU_TEST_EXPORT="+library)
-	x.cmd.Stderr = os.Stderr
-	x.stdin, err = x.cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := x.cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, x.cmd.Start())
-	t.Cleanup(x.kill)
-	var handle []byte
-	var fd int
-	_, err = fmt.Fscanf(out, "%x %d %d\n", &handle, &fd, &x.bytes)
-	require.NoError(t, err)
-	copy(x.handle[:], handle)
-	// In place of a socket: the descriptor of a process of our own can be opened by its path.
-	x.file, err = os.OpenFile("/proc/"+strconv.Itoa(x.cmd.Process.Pid)+"/fd/"+strconv.Itoa(fd), os.O_RDWR, 0)
-	require.NoError(t, err)
-	return x
-}
-
-func (x *exporter) kill() {
-	if x.cmd.ProcessState == nil {
-		_ = x.cmd.Process.Kill()
-		_ = x.cmd.Wait()
-		_ = x.file.Close()
-	}
-}
-
 // Memory of another process is copied from and to; it cannot be closed under a copy; and the death of the exporter hurts
 // nobody: what is mapped stays, what is opened afterwards is refused, other transfers go on.
 func TestCUDAImportFromAnotherProcess(t *testing.T) {
@@ -374,7 +298,7 @@ func TestCUDAImportFromAnotherProcess(t *testing.T) {
 	own := m.alloc(t, 0, 64<<10)
 	want := make([]byte, 64<<10)
 	for i := range want {
-		want[i] = byte(i % 251)
+		want[i] = exportedByte(i)
 	}
 
 	_, err := m.e.OpenImport(t.Context(), 0, ImportHandle{})
@@ -414,8 +338,12 @@ func TestCUDAImportFromAnotherProcess(t *testing.T) {
 	require.NoError(t, byFile.Close())
 	_, err = m.e.OpenImport(t.Context(), 0, ImportHandle{IPC: &x.handle})
 	require.ErrorIs(t, err, txn.ErrInvalid, "the exporter is gone")
+	again, err := m.e.OpenImport(t.Context(), 0, ImportHandle{File: x.file, Bytes: x.bytes})
+	require.NoError(t, err, "a descriptor keeps the memory")
+	require.NoError(t, again.Close())
+	require.NoError(t, x.file.Close())
 	_, err = m.e.OpenImport(t.Context(), 0, ImportHandle{File: x.file, Bytes: x.bytes})
-	require.ErrorIs(t, err, txn.ErrInvalid, "its file is closed")
+	require.ErrorIs(t, err, txn.ErrInvalid, "it is closed")
 	require.NoError(t, wait(t, submit(t, m.e, Batch{Direction: Store, Regions: []Region{{own, host}}})))
 	require.Zero(t, m.c.Imports.Load())
 	m.verify(t)
@@ -472,4 +400,9 @@ func TestDriverErrorsHaveOneClass(t *testing.T) {
 		}
 	}
 	require.NoError(t, driverError(nil))
+}
+
+func TestMeasureCUDAOnFake(t *testing.T) {
+	testMeasure(t, fakeRig(CUDAOptions{KernelBytes: -1}, nil), MethodSingle, MethodBatch, MethodPlane)
+	testMeasure(t, fakeRig(CUDAOptions{KernelBytes: 4096}, nil), MethodSingle, MethodBatch, MethodPlane, MethodKernel)
 }

@@ -18,6 +18,7 @@ import (
 type cudaLane struct {
 	d         *cudaDevice
 	direction Direction
+	method    Method
 	stream    uintptr
 	slots     []cudaSlot
 	submitted int // chunks so far; used by submit
@@ -49,7 +50,7 @@ func slotBytes(runs int) int {
 }
 
 func (d *cudaDevice) openLane(dir Direction) (lane, error) {
-	l, err := d.newLane(dir, d.limits.LaneDepth, d.limits.ChunkRuns)
+	l, err := d.newLane(dir, d.c.o.Method, d.limits.LaneDepth, d.limits.ChunkRuns)
 	if err != nil {
 		return nil, driverError(err)
 	}
@@ -57,8 +58,8 @@ func (d *cudaDevice) openLane(dir Direction) (lane, error) {
 }
 
 // newLane makes a lane of depth slots for chunks of at most runs runs.
-func (d *cudaDevice) newLane(dir Direction, depth, runs int) (*cudaLane, error) {
-	l := &cudaLane{d: d, direction: dir}
+func (d *cudaDevice) newLane(dir Direction, m Method, depth, runs int) (*cudaLane, error) {
+	l := &cudaLane{d: d, direction: dir, method: m}
 	var err error
 	if l.stream, err = d.ctx.Stream(dir == Load); err != nil {
 		return nil, err
@@ -113,12 +114,11 @@ func (l *cudaLane) submit(runs []run) (bool, error) {
 
 // place decides for each run how it is copied and writes its descriptor.
 func (l *cudaLane) place(runs []run, c *driver.Chunk) {
-	o := &l.d.c.o
 	*c = driver.Chunk{
-		Direction: int(l.direction), Kernel: l.d.kernel, Blocks: o.KernelBlocks,
+		Direction: int(l.direction), Kernel: l.d.kernel, Blocks: l.d.c.o.KernelBlocks,
 		KernelRuns: c.KernelRuns[:0], Planes: c.Planes[:0], To: c.To[:0], From: c.From[:0], CopiedBytes: c.CopiedBytes[:0],
 	}
-	if o.Method == MethodAuto || o.Method == MethodBatch || o.Method == MethodKernel {
+	if l.method == MethodAuto || l.method == MethodBatch || l.method == MethodKernel {
 		c.Batch = l.d.c.batch()
 	}
 	small := l.kernelBytes()
@@ -130,7 +130,7 @@ func (l *cudaLane) place(runs []run, c *driver.Chunk) {
 			continue
 		}
 		rows := 1
-		if o.Method == MethodPlane || o.Method == MethodAuto && c.Batch == 0 {
+		if l.method == MethodPlane || l.method == MethodAuto && c.Batch == 0 {
 			rows = l.d.stride(runs, small)
 		}
 		r := runs[0]
@@ -148,7 +148,7 @@ func (l *cudaLane) place(runs []run, c *driver.Chunk) {
 	}
 	// A launch for a few blocks costs more than it saves.
 	const kernelRunsMin = 16
-	if len(c.KernelRuns) < kernelRunsMin && o.Method != MethodKernel {
+	if len(c.KernelRuns) < kernelRunsMin && l.method != MethodKernel {
 		for _, k := range c.KernelRuns {
 			c.To, c.From, c.CopiedBytes = append(c.To, k.To), append(c.From, k.From), append(c.CopiedBytes, k.Words*16)
 		}
@@ -161,9 +161,9 @@ func (l *cudaLane) kernelBytes() int64 {
 	switch {
 	case l.d.kernel == 0:
 		return -1
-	case l.d.c.o.Method == MethodKernel:
+	case l.method == MethodKernel:
 		return 1 << 62
-	case l.d.c.o.Method == MethodAuto && l.direction == Load && l.d.kernelBytes > 0:
+	case l.method == MethodAuto && l.direction == Load && l.d.kernelBytes > 0:
 		return l.d.kernelBytes
 	}
 	return -1

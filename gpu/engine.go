@@ -29,8 +29,9 @@ type Engine struct {
 	dispatchers []*dispatcher // by device; nil until it is first used
 	openings    []*opening    // by device; not nil while it is being opened
 	pins        map[*Pinned]struct{}
-	closing     bool           // nothing begins any more
-	calls       sync.WaitGroup // that began before and may be about to take something
+	closing     bool          // nothing begins any more
+	calls       int           // that began before and may be about to take something
+	quiet       chan struct{} // closed when closing and calls is 0
 
 	closer chan struct{} // holds a token while Close runs
 	closed bool          // the backend has been closed; guarded by closer
@@ -47,7 +48,7 @@ func Open(b Backend, o Options) (*Engine, error) {
 	return &Engine{
 		backend: b, infos: infos, limits: o.Limits, deadline: o.Deadline, log: o.Logger,
 		dispatchers: make([]*dispatcher, len(infos)), openings: make([]*opening, len(infos)), pins: map[*Pinned]struct{}{},
-		closer: make(chan struct{}, 1), pinPiece: pinPiece,
+		quiet: make(chan struct{}), closer: make(chan struct{}, 1), pinPiece: pinPiece,
 	}, nil
 }
 
@@ -125,15 +126,24 @@ func (e *Engine) pending() *opening {
 	return nil
 }
 
-// begin enters a call that may take something which Close gives back, unless Close has begun. e.calls.Done ends it.
+// begin enters a call that may take something which Close gives back, unless Close has begun.
 func (e *Engine) begin() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closing {
 		return errClosed
 	}
-	e.calls.Add(1)
+	e.calls++
 	return nil
+}
+
+func (e *Engine) end() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.calls--
+	if e.closing && e.calls == 0 {
+		close(e.quiet)
+	}
 }
 
 // Submit checks b, waits for room in the device's budget, and starts it. When ctx ends, the wait ends with ErrBusy, or
@@ -145,7 +155,7 @@ func (e *Engine) Submit(ctx context.Context, b Batch) (*Transfer, error) {
 	if err := e.begin(); err != nil {
 		return nil, err
 	}
-	defer e.calls.Done()
+	defer e.end()
 	if b.Deadline.IsZero() {
 		b.Deadline = time.Now().Add(e.deadline)
 	}
@@ -288,12 +298,15 @@ func (e *Engine) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("gpu: close: another call is at it: %w", ErrCanceled)
 	}
-	e.mu.Lock()
-	e.closing = true
-	e.mu.Unlock()
 	if e.closed {
 		return nil
 	}
+	e.mu.Lock()
+	if !e.closing && e.calls == 0 {
+		close(e.quiet)
+	}
+	e.closing = true
+	e.mu.Unlock()
 	for o := e.pending(); o != nil; o = e.pending() {
 		select {
 		case <-o.done:
@@ -304,7 +317,11 @@ func (e *Engine) Close(ctx context.Context) error {
 	for _, d := range e.opened() {
 		d.budget.shut(errClosed)
 	}
-	e.calls.Wait() // those that wait for room have been refused; the others end by themselves
+	select { // those that wait for room have been refused; the others end unless the driver hangs
+	case <-e.quiet:
+	case <-ctx.Done():
+		return fmt.Errorf("gpu: close: calls are in progress: %w: %w", context.Cause(ctx), txn.ErrBusy)
+	}
 	var failures []error
 	for i, d := range e.opened() { // ctx is common to all, so one after the other takes no longer than the slowest
 		left := d.drain(ctx)

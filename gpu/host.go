@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/holdfast-db/holdfast/txn"
 )
@@ -164,6 +165,40 @@ func (d *hostDevice) openImport(ImportHandle) (uint64, int64, error) {
 }
 
 func (d *hostDevice) closeImport(uint64) error { return nil }
+
+func (d *hostDevice) allocate(bytes int64) (uint64, func() error, error) {
+	address := d.memory.add(make([]byte, bytes))
+	return address, func() error { return d.host.Withdraw(d.index, address) }, nil
+}
+
+// bare copies on as many goroutines as a lane has, each run whole.
+func (d *hostDevice) bare(m Method, dir Direction, runs []run) (time.Duration, error) {
+	if m != MethodSingle {
+		return 0, fmt.Errorf("gpu: copies by %v on the host: %w", m, txn.ErrUnsupported)
+	}
+	copies := make([]hostCopy, len(runs))
+	for i, r := range runs {
+		mem, err := d.memory.slice(r.device, r.bytes)
+		if err != nil {
+			return 0, err
+		}
+		copies[i] = hostCopy{to: mem, from: r.mem()}
+		if dir == Store {
+			copies[i] = hostCopy{to: r.mem(), from: mem}
+		}
+	}
+	var wg sync.WaitGroup
+	begin := time.Now()
+	for w := range d.host.o.Workers {
+		wg.Go(func() {
+			for i := w; i < len(copies); i += d.host.o.Workers {
+				copy(copies[i].to, copies[i].from)
+			}
+		})
+	}
+	wg.Wait()
+	return time.Since(begin), nil
+}
 
 // close ends the workers, of which none is at work: also on a lost device, as far as goroutines know.
 func (d *hostDevice) close(bool) {

@@ -46,7 +46,7 @@ func (e *Engine) OpenImport(ctx context.Context, device int, h ImportHandle) (*I
 	if err := e.begin(); err != nil {
 		return nil, err
 	}
-	defer e.calls.Done()
+	defer e.end()
 	d, err := e.dispatcher(ctx, device)
 	if err != nil {
 		return nil, err

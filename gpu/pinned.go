@@ -43,7 +43,7 @@ func (e *Engine) Pin(mem []byte) (*Pinned, error) {
 	if err := e.begin(); err != nil {
 		return nil, err
 	}
-	defer e.calls.Done()
+	defer e.end()
 	if e.pinned.overlaps(start, start+uint64(len(mem))) {
 		return nil, fmt.Errorf("gpu: pin %d bytes at %#x: overlaps pinned memory: %w", len(mem), start, txn.ErrInvalid)
 	}

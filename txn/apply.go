@@ -1,9 +1,12 @@
 package txn
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
 )
 
 // Effects is what a record did to checkpoints and pages, for the owner of the bytes.
@@ -97,6 +100,7 @@ type pageChange struct {
 	cool  bool // before this record
 }
 
+// page gives a page to be changed.
 func (a *applier) page(key Key) (*pageChange, error) {
 	if p := a.pages[key]; p != nil {
 		if p.gone {
@@ -113,6 +117,19 @@ func (a *applier) page(key Key) (*pageChange, error) {
 	return p, nil
 }
 
+// peek is page for a look: what it gives is not written back.
+func (a *applier) peek(key Key) (*PageEntry, error) {
+	if a.pages[key] != nil {
+		p, err := a.page(key)
+		if err != nil {
+			return nil, err
+		}
+		return &p.PageEntry, nil
+	}
+	p := new(PageEntry)
+	return p, mustLoad(a.v, key1(tagPage, key), p)
+}
+
 func (a *applier) segment(n uint64) (*SegmentUse, error) {
 	if s := a.segments[n]; s != nil {
 		return s, nil
@@ -126,7 +143,8 @@ func (a *applier) segment(n uint64) (*SegmentUse, error) {
 }
 
 func (a *applier) flush() error {
-	for key, p := range a.pages {
+	for _, key := range slices.SortedFunc(maps.Keys(a.pages), func(a, b Key) int { return bytes.Compare(a[:], b[:]) }) {
+		p := a.pages[key]
 		k := key1(tagPage, key)
 		if p.gone {
 			if err := a.v.Delete(k); err != nil {
@@ -777,7 +795,7 @@ func (a *applier) persist(r *Persist) error {
 		}
 		durable := p.Parent.IsZero()
 		if !durable {
-			parent, err := a.page(p.Parent)
+			parent, err := a.peek(p.Parent)
 			if err != nil {
 				return err
 			}
@@ -817,7 +835,7 @@ func (a *applier) chainDurable(key Key) error {
 			return err
 		}
 		for _, c := range children {
-			child, err := a.page(c)
+			child, err := a.peek(c)
 			if err != nil {
 				return err
 			}

@@ -26,7 +26,8 @@ type PublishIntent struct {
 
 	// Supersedes names listed checkpoints that the new one supersedes.
 	Supersedes []Generation
-	// PrefixKey gives the digest of the exact first tokens, 1…Offset. If it is set, the supersession policy is asked for more.
+	// PrefixKey gives the digest of the exact first tokens, 1…Offset. If it is set, the supersession policy is asked for more,
+	// and decides what the manifest says of its lineage (Continues, Previous); otherwise that is left empty.
 	PrefixKey func(tokens int64) Key
 }
 
@@ -77,16 +78,14 @@ func DecidePublish(v Reader, in *PublishIntent) (*Publish, error) {
 	if !listed.IsZero() {
 		r.Replaced = []Generation{listed}
 	}
-	old := in.Supersedes
+	var l lineage
 	if in.PrefixKey != nil {
-		l, err := chooseSuperseded(v, in)
-		if err != nil {
+		if l, err = chooseSuperseded(v, in); err != nil {
 			return nil, err
 		}
-		r.Manifest.Continues, r.Manifest.Previous = l.continues, l.previous
-		old = slices.Concat(old, l.supersedes)
 	}
-	for _, old := range unique(old) {
+	r.Manifest.Continues, r.Manifest.Previous = l.continues, l.previous
+	for _, old := range unique(slices.Concat(in.Supersedes, l.supersedes)) {
 		if !listed.IsZero() && old == listed {
 			continue
 		}
@@ -348,6 +347,9 @@ func DecideSupersede(v Reader, by Generation, old []Generation) (*Supersede, err
 // DecideMark moves listed checkpoints in the order of eviction. Those to which the mark does not apply are left out. A nil record
 // means that there is nothing to do.
 func DecideMark(v Reader, mark MarkKind, gens []Generation) (*Mark, error) {
+	if mark != MarkUsed && mark != MarkEndGrace {
+		return nil, fmt.Errorf("mark %d is none: %w", mark, ErrInvalid)
+	}
 	r := &Mark{Mark: mark}
 	for _, g := range unique(gens) {
 		s, err := ReadState(v, g)

@@ -47,8 +47,9 @@
 // # Counts kept and derived
 //
 // A page counts how many edges hold it (Held) and how many of those lead to a listed manifest (Listed). A page goes when
-// Held reaches zero, and can be looked up while Listed is above zero. A publication builds on a page without having its
-// bytes only while Listed is above zero too: what retired checkpoints alone hold may have left memory already. ChainDurable says that the page and everything
-// before it have disk copies, so that a manifest's durability is known without reading its pages. Check re-derives all of
-// this from the manifests and the parents of the pages; builds with the tag "invariants" do so after every record.
+// Held reaches zero, and can be looked up while Listed is above zero. Current counts the edges that lead to a listed
+// manifest that does not go first when room is needed; a page is cool once that is zero. ChainDurable says that the page
+// and everything before it have disk copies, so that a manifest's durability is known without reading its pages. Check
+// re-derives all of this from the manifests and the parents of the pages; builds with the tag "invariants" do so after
+// every record.
 package txn

@@ -30,15 +30,22 @@ func ListedPrefixes(v Reader, q *Query, fn func(g Generation, offset int64) (mor
 		return nil
 	}
 	var node spineEntry
+	loaded := int64(-1) // index of node
 	depth, err := deepest((q.Max-1)/BlockTokens, func(i int64) (bool, error) {
-		return load(v, key1(tagSpine, q.Spine(i)), &node)
+		ok, err := load(v, key1(tagSpine, q.Spine(i)), &node)
+		if ok {
+			loaded = i
+		}
+		return ok, err
 	})
 	if err != nil || depth < 0 {
 		return err
 	}
 	for i := depth; i >= 0; i-- {
-		if err := mustLoad(v, key1(tagSpine, q.Spine(i)), &node); err != nil {
-			return err
+		if i != loaded {
+			if err := mustLoad(v, key1(tagSpine, q.Spine(i)), &node); err != nil {
+				return err
+			}
 		}
 		for _, x := range node.endings {
 			n := i*BlockTokens + int64(x.tail)
@@ -61,24 +68,36 @@ func ListedPrefixes(v Reader, q *Query, fn func(g Generation, offset int64) (mor
 }
 
 // deepest finds the last i of 0…last for which present holds, −1 if there is none. What is present at i is present at
-// every smaller index. The ends are tried first: a conversation that goes on hits at the last, a new one misses at the first.
+// every smaller index. A conversation that goes on is followed to the last index or to a little before it, so the search
+// tries that first and goes back from there in growing steps. A new one goes its own way from the first index on (in the
+// spine 0 is the namespace's own), so 1 is tried in between.
 func deepest(last int64, present func(i int64) (bool, error)) (int64, error) {
-	if last < 0 {
-		return -1, nil
+	low, high := int64(-1), last+1 // present at low, absent at high
+	look := func(i int64) error {
+		ok, err := present(i)
+		if ok {
+			low = i
+		} else {
+			high = i
+		}
+		return err
 	}
-	if ok, err := present(last); err != nil || ok {
-		return last, err
+	for _, i := range []int64{last, 1} {
+		if low < i && i < high {
+			if err := look(i); err != nil {
+				return -1, err
+			}
+		}
 	}
-	low, high := int64(-1), last // present at low, absent at high
-	for probe := int64(0); high-low > 1; probe = low + (high-low)/2 {
-		ok, err := present(probe)
-		if err != nil {
+	first := low
+	for back := int64(1); low == first && high-low > 1; back *= 2 {
+		if err := look(max(low+1, high-back)); err != nil {
 			return -1, err
 		}
-		if ok {
-			low = probe
-		} else {
-			high = probe
+	}
+	for high-low > 1 {
+		if err := look(low + (high-low)/2); err != nil {
+			return -1, err
 		}
 	}
 	return low, nil
@@ -173,13 +192,14 @@ func ChainPages(v Reader, head Key, count int64) ([]Key, error) {
 	return keys, nil
 }
 
-// anyListedSteps bounds how far AnyListed looks.
-const anyListedSteps = 1 << 16
-
-// AnyListed gives a listed checkpoint that needs the page, zero if there is none. It follows one way, so it takes as many
-// steps as the checkpoint has pages after this one.
+// AnyListed gives a listed checkpoint that needs the page, zero if there is none. It follows one way down the chain, so it
+// takes as many steps as the checkpoint has pages after this one.
 func AnyListed(v Reader, page Key) (Generation, error) {
-	for range anyListedSteps {
+	var p PageEntry
+	if ok, err := load(v, key1(tagPage, page), &p); err != nil || !ok {
+		return Generation{}, err
+	}
+	for p.Listed > 0 {
 		holders, err := edges[Generation](v, key1(tagHold, page))
 		if err != nil {
 			return Generation{}, err
@@ -193,19 +213,22 @@ func AnyListed(v Reader, page Key) (Generation, error) {
 		if err != nil {
 			return Generation{}, err
 		}
-		next := Key{}
+		depth := p.Depth
+		p = PageEntry{}
 		for _, c := range children {
-			p, err := ReadPage(v, c)
-			if err != nil {
+			if err := mustLoad(v, key1(tagPage, c), &p); err != nil {
 				return Generation{}, err
 			}
-			if p != nil && p.Listed > 0 {
-				next = c
+			if p.Depth != depth+1 { // so that the way ends
+				return Generation{}, fmt.Errorf("page %s is at depth %d of its chain instead of %d: %w", c.Short(), p.Depth, depth+1, ErrCorrupt)
+			}
+			if p.Listed > 0 {
+				page = c
 				break
 			}
 		}
-		if page = next; page.IsZero() {
-			return Generation{}, nil
+		if p.Listed == 0 {
+			return Generation{}, refuse(ExactAccounting, ErrCorrupt, "page %s is counted as needed by a listed checkpoint and none needs it", page.Short())
 		}
 	}
 	return Generation{}, nil
@@ -214,7 +237,7 @@ func AnyListed(v Reader, page Key) (Generation, error) {
 // Dependents gives the generations, listed or retired, that need the page.
 func Dependents(v Reader, page Key) ([]Generation, error) {
 	var gens []Generation
-	seen := map[Generation]bool{}
+	seen, passed := map[Generation]bool{}, map[Key]bool{page: true}
 	next := []Key{page}
 	for len(next) > 0 {
 		var key Key
@@ -233,7 +256,12 @@ func Dependents(v Reader, page Key) ([]Generation, error) {
 		if err != nil {
 			return nil, err
 		}
-		next = append(next, children...)
+		for _, c := range children {
+			if !passed[c] {
+				passed[c] = true
+				next = append(next, c)
+			}
+		}
 	}
 	return gens, nil
 }

@@ -14,7 +14,7 @@ func TestMain(m *testing.M) {
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "rapid.steps" })
 	if !given {
-		flag.Set("rapid.steps", "80")
+		flag.Set("rapid.steps", "60")
 	}
 	goleak.VerifyTestMain(m)
 	os.Exit(1) // not reached: VerifyTestMain exits

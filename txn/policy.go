@@ -1,6 +1,9 @@
 package txn
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // InstructionKind is the Manifest.Kind of leading parts that many prompts share. They are never superseded.
 const InstructionKind = 4
@@ -47,7 +50,7 @@ func chooseSuperseded(v Reader, in *PublishIntent) (l lineage, err error) {
 	}
 	l.previous = g
 	var requests []string
-	walked := map[Generation]bool{}
+	walked := map[Generation]bool{l.continues: true}
 	for step := 0; step < supersedeStepsMax && !g.IsZero(); step++ {
 		walked[g] = true
 		s, err := ReadState(v, g)
@@ -62,7 +65,7 @@ func chooseSuperseded(v Reader, in *PublishIntent) (l lineage, err error) {
 			return l, fmt.Errorf("generation %s is listed for a prefix and not listed: %w", Key(g).Short(), ErrCorrupt)
 		}
 		if same := m.Request != "" && old.Request == m.Request; !same {
-			if old.Request != "" && len(requests) < supersedeRequestsMax {
+			if old.Request != "" && len(requests) < supersedeRequestsMax && !slices.Contains(requests, old.Request) {
 				requests = append(requests, old.Request)
 			}
 			switch {
@@ -142,7 +145,7 @@ func (in *PublishIntent) spineKey(index int64) Key {
 	return in.SpineKey(index)
 }
 
-// shorterSiblings gives the current checkpoints of a request that are shorter than m and were not walked.
+// shorterSiblings gives the current checkpoints of a request that are shorter than m, but for those in walked.
 func shorterSiblings(v Reader, m *Manifest, request string, walked map[Generation]bool) (siblings []Generation, err error) {
 	gens, err := edges[Generation](v, requestPrefix(m.Namespace, request))
 	if err != nil {

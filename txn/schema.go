@@ -89,8 +89,8 @@ var keyBytes = map[byte]int{
 
 // endOf gives the digest that a key ends in.
 func endOf[K ~[32]byte](key []byte) (K, error) {
-	if len(key) <= len(K{}) {
-		return K{}, fmt.Errorf("catalogue key %x is too short: %w", key, ErrCorrupt)
+	if len(key) <= len(K{}) || len(key) != keyBytes[key[0]] {
+		return K{}, fmt.Errorf("catalogue key %x has %d bytes: %w", key, len(key), ErrCorrupt)
 	}
 	return K(key[len(key)-len(K{}):]), nil
 }
@@ -422,23 +422,21 @@ func Checkpoints(v Reader, fn func(g Generation) (more bool, err error)) error {
 
 // InGrace calls fn for every superseded checkpoint whose time of grace is not over.
 func InGrace(v Reader, fn func(g Generation) (more bool, err error)) error {
-	return v.Scan([]byte{tagGrace}, func(k, _ []byte) (bool, error) {
-		g, err := endOf[Generation](k)
-		if err != nil {
-			return false, err
-		}
-		return fn(g)
-	})
+	return scanGenerations(v, tagGrace, fn)
 }
 
 // States calls fn for every checkpoint, listed or retired.
 func States(v Reader, fn func(g Generation, s *State) (more bool, err error)) error {
 	return v.Scan([]byte{tagState}, func(k, b []byte) (bool, error) {
+		g, err := endOf[Generation](k)
+		if err != nil {
+			return false, err
+		}
 		s := new(State)
 		if err := s.unmarshal(b); err != nil {
 			return false, fmt.Errorf("catalogue key %x: %w", k, err)
 		}
-		return fn(Generation(k[1:]), s)
+		return fn(g, s)
 	})
 }
 

@@ -148,6 +148,18 @@ func TestLimitsAreRefusedAtTheEdge(t *testing.T) {
 	}
 }
 
+// The first batch of a directory is durable when Append returns, sync or not.
+func TestNewDirectoryIsDurableAtOnce(t *testing.T) {
+	l := open(t, filepath.Join(t.TempDir(), "wal"), Options{RotateBytes: 100})
+	for i := range 9 {
+		_, err := l.Append([]Record{record("x")})
+		require.NoError(t, err)
+		require.Equal(t, txn.LSN(i/3*3+1), l.Synced(), "three records to a directory")
+	}
+	require.NoError(t, l.Sync())
+	require.Equal(t, txn.LSN(9), l.Synced())
+}
+
 // A closed log refuses everything and says so.
 func TestClosedLog(t *testing.T) {
 	l := open(t, filepath.Join(t.TempDir(), "wal"), Options{})

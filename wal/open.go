@@ -30,8 +30,8 @@ type Options struct {
 	// which a crash may leave so: numbers that the caller has seen are not given out again, and the next record says
 	// which were skipped.
 	FirstLSN txn.LSN
-	// Fence is asked before anything is written and before anything is acknowledged; an error means that this process
-	// does not own the directory any more. The log then stops with ErrFenced. nil = never fenced.
+	// Fence is asked before anything is written and before anything is acknowledged, by several goroutines; an error means
+	// that this process does not own the directory any more. The log then stops with ErrFenced. nil = never fenced.
 	Fence func() error
 	// FS is the file system; nil = the operating system's.
 	FS FS

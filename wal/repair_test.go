@@ -283,6 +283,7 @@ func TestPayloadThatLooksLikeFrames(t *testing.T) {
 	l := open(t, dir, Options{})
 	put(t, l, "A", "B", "C", "D")
 	image := string(contents(t, newest(t, dir)))
+	image += string(appendFrame(nil, header{kind: 1, durable: 1 << 20, lsn: 9, previous: 8}, []byte("of a longer file")))
 	torn := wholeEntry(l, image)
 	abandon(t, l)
 	appendTo(t, newest(t, dir), torn[:len(torn)-1])
@@ -290,6 +291,26 @@ func TestPayloadThatLooksLikeFrames(t *testing.T) {
 	require.Equal(t, []string{"A", "B", "C", "D"}, payloads(replayed(t, l, 1)))
 	put(t, l, image)
 	require.Equal(t, image, replayed(t, l, 5)[0].payload)
+}
+
+// Looking for what comes behind a damaged record reads the file about once, whatever the record is made of.
+func TestTornRecordFullOfMagicIsReadOnce(t *testing.T) {
+	dir := filepath.Join(memoryDir(t), "wal")
+	l := open(t, dir, Options{})
+	put(t, l, "A")
+	torn := wholeEntry(l, strings.Repeat(string(frameMagic), 2<<20))
+	abandon(t, l)
+	torn[len(torn)-1] ^= 1
+	appendTo(t, newest(t, dir), torn)
+	var reads int
+	l = open(t, dir, Options{FS: newSeam(func(op operation) error {
+		if op.name == "read" {
+			reads++
+		}
+		return nil
+	})})
+	require.Equal(t, int64(len(torn)), l.Repair().Cut)
+	require.Less(t, reads, 2*len(torn)/windowBytes)
 }
 
 // A read that fails says nothing about the bytes: it is an error, and nothing is cut.

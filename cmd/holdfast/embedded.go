@@ -128,7 +128,7 @@ func (e *embedded) find(ctx context.Context, r request) (found, error) {
 	f.Restore = time.Since(start)
 	switch {
 	case errors.Is(err, txn.ErrBusy):
-		f.Busy = true
+		f.Busy = err.Error()
 		return f, nil
 	case errors.Is(err, txn.ErrNotFound):
 	case err != nil:

@@ -31,7 +31,7 @@ type found struct {
 	Bytes      int64         `json:"bytes,omitempty"`
 	Mismatches int64         `json:"mismatches,omitempty"` // pages with a wrong byte, missing pages, broken promises
 	Faults     []string      `json:"faults,omitempty"`     // the first of them in words, at most faultsMax
-	Busy       bool          `json:"busy,omitempty"`       // there was a checkpoint and no room to restore it
+	Busy       string        `json:"busy,omitempty"`       // there was a checkpoint and no room to restore it: what the database says
 	Lost       bool          `json:"lost,omitempty"`       // lookup found more than restore gave, and did not any more afterwards
 	Lookup     time.Duration `json:"lookup"`
 	Restore    time.Duration `json:"restore,omitempty"`
@@ -89,6 +89,11 @@ type setup struct {
 	WritePolicy string `json:"write_policy"`
 	Log         bool   `json:"log,omitempty"`        // the database's log goes to standard error
 	CountEach   bool   `json:"count_each,omitempty"` // bytes are counted with each publication, for who may not live to be asked
+}
+
+// checkpointBytes gives the size of r's checkpoint, over all ranks.
+func (s setup) checkpointBytes(r request) int64 {
+	return (int64(len(r.Blocks))*s.PageBytes + s.StateBytes) * int64(s.Ranks)
 }
 
 // Bounds of what a replay waits for. They are far above what a healthy machine needs, and end a replay that would

@@ -13,6 +13,9 @@ import (
 // plainInterval is the time between two lines of progress where there is no terminal.
 const plainInterval = 5 * time.Second
 
+// notesMax bounds the lines beside the progress: a replay under pressure could write thousands.
+const notesMax = 20
+
 // progress shows how far the phases of a replay have come: a bar with rate and time left on a terminal, else a line
 // every few seconds. It has no goroutine: it writes when it is told something. One goroutine uses it.
 type progress struct {
@@ -26,6 +29,7 @@ type progress struct {
 	started  time.Time
 	shown    time.Time // when the last line was written
 	share    string    // what share of something the phase has found
+	notes    int
 }
 
 // newProgress shows progress on w. bars allows a bar; without it lines are written on a terminal, too, where other
@@ -87,8 +91,14 @@ func (p *progress) line(now time.Time) {
 	fmt.Fprintf(p.w, "%s: %s%s requests, %s a second%s, %s found\n", p.phase, count(int64(p.done)), of, rate(int64(p.done), elapsed), left, p.share)
 }
 
-// note writes a line that stays.
+// note writes a line that stays; after notesMax of them no more.
 func (p *progress) note(line string) {
+	if p.notes++; p.notes > notesMax {
+		return
+	}
+	if p.notes == notesMax {
+		line += "; further ones are only counted"
+	}
 	if p.bar != nil {
 		_ = p.bar.Clear()
 	}

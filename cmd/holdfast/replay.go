@@ -106,7 +106,7 @@ func (d *replay) request(ctx context.Context, r request) error {
 	}
 	if p.Refused != "" {
 		d.report.Refused++
-		d.progress.note(fmt.Sprintf("request %d: publication refused: %s", r.Index, p.Refused))
+		d.progress.note(fmt.Sprintf("request %d: no room to publish: %s", r.Index, p.Refused))
 		return nil
 	}
 	d.latencies.publish = append(d.latencies.publish, p.Publish)
@@ -116,8 +116,9 @@ func (d *replay) request(ctx context.Context, r request) error {
 
 // judge enters what a lookup showed besides its result.
 func (d *replay) judge(what string, f found) {
-	if f.Busy {
+	if f.Busy != "" {
 		d.report.Busy++
+		d.progress.note(what + ": no room to restore: " + f.Busy)
 	}
 	if f.Lost {
 		d.report.Lost++
@@ -156,14 +157,14 @@ func (d *replay) auditAll(ctx context.Context) error {
 			return nil
 		}
 		r := d.ledger.checkpoints[key]
-		f, err := d.holder.find(ctx, r)
+		f, err := d.auditOne(ctx, r)
 		if err != nil {
 			return fmt.Errorf("audit of request %d: %w", r.Index, err)
 		}
 		d.report.AuditedCheckpoints++
 		d.report.AuditedPages += f.Pages
 		d.judge(fmt.Sprintf("audit of request %d", r.Index), f)
-		if f.Offset == r.tokens() || f.Busy {
+		if f.Offset == r.tokens() || f.Busy != "" {
 			whole++
 		}
 		d.progress.step(whole, d.report.AuditedCheckpoints)
@@ -180,4 +181,18 @@ func (d *replay) auditAll(ctx context.Context) error {
 		d.judge("audit", f)
 	}
 	return nil
+}
+
+// auditOne looks one checkpoint up. No room is no excuse here: nothing else is held in RAM, so what takes half of it or
+// less must find room, at the latest when it is asked for again.
+func (d *replay) auditOne(ctx context.Context, r request) (found, error) {
+	f, err := d.holder.find(ctx, r)
+	if err != nil || f.Busy == "" {
+		return f, err
+	}
+	f, err = d.holder.find(ctx, r)
+	if s := d.ledger.setup; err == nil && f.Busy != "" && s.checkpointBytes(r) <= s.RAMBytes/2 {
+		f.mismatch(fmt.Sprintf("%d bytes are listed, and cannot be restored into %d: %s", s.checkpointBytes(r), s.RAMBytes, f.Busy))
+	}
+	return f, err
 }

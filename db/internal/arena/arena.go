@@ -89,6 +89,8 @@ type Arena struct {
 	spare    []region // spans that belong to no class
 	regions  []region // every span there is, for Close
 	closed   bool
+
+	giveBack func(b []byte) error // returns memory to the system; a test puts itself in between
 }
 
 // Options are empty now.
@@ -120,7 +122,7 @@ func New(capacity int64, _ Options) (*Arena, error) {
 	if err := checkCapacity(capacity); err != nil {
 		return nil, err
 	}
-	a := &Arena{capacity: capacity / pageBytes * pageBytes, classes: make(map[int64]*class)}
+	a := &Arena{capacity: capacity / pageBytes * pageBytes, classes: make(map[int64]*class), giveBack: giveBack}
 	a.released.L = &a.mu
 	return a, nil
 }
@@ -275,15 +277,16 @@ func (a *Arena) Resize(capacity int64) error {
 	return nil
 }
 
-// Close ends allocation and gives all memory back to the system. While slots are live it says so with txn.ErrBusy, and
-// the memory goes back with the last Free instead: reading a live slot never faults. Further calls do the same.
+// Close ends allocation and gives all memory back to the system. While slots are live, or calls run, it says so with
+// txn.ErrBusy, and the memory goes back with the last of them instead: reading a live slot never faults. Further calls do
+// the same.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.closed = true
 	a.unmapIfLast()
-	if a.slots > 0 {
-		return fmt.Errorf("arena: close with %d live slots of %d bytes: %w", a.slots, a.used, txn.ErrBusy)
+	if a.users > 0 {
+		return fmt.Errorf("arena: close with %d live slots of %d bytes and %d running calls: %w", a.slots, a.used, a.users-a.slots, txn.ErrBusy)
 	}
 	return nil
 }

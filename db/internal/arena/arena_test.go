@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -416,6 +417,45 @@ func TestArenaAgreesWithModel(t *testing.T) {
 		require.Zero(t, a.Usage().Held)
 		require.NoError(t, a.Close())
 	})
+}
+
+// While one call releases memory, another that needs it waits for that, rather than exceed the capacity or find it full.
+func TestAllocWaitsForMemoryBeingReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const half = 1 << 20
+		a := newArena(t, 2*half)
+		free(t, a, alloc(t, a, 2*half)) // one warm slot that holds everything
+		gate := make(chan struct{})
+		a.giveBack = func(b []byte) error {
+			<-gate
+			return giveBack(b)
+		}
+		var done atomic.Int64
+		slots := make([]Slot, 2)
+		for i := range slots {
+			go func() {
+				slots[i], _ = a.Alloc(half)
+				done.Add(1)
+			}()
+		}
+		synctest.Wait()
+		require.Zero(t, done.Load(), "a slot was handed out before there was memory for it")
+		require.EqualValues(t, 2*half, a.Usage().Held)
+		require.ErrorIs(t, a.Close(), txn.ErrBusy, "calls are running")
+		close(gate)
+		synctest.Wait()
+		require.EqualValues(t, 2, done.Load())
+		free(t, a, slots...)
+	})
+}
+
+// A system that refuses to take memory back is counted; allocation goes on.
+func TestRefusedReleaseIsCounted(t *testing.T) {
+	a := newArena(t, 1<<20)
+	a.giveBack = func([]byte) error { return errors.New("no") }
+	free(t, a, alloc(t, a, 1<<20))
+	free(t, a, alloc(t, a, 1<<19))
+	require.EqualValues(t, 1, a.Usage().Refused)
 }
 
 func TestConcurrentTenantsKeepTheirBytes(t *testing.T) {

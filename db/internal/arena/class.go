@@ -259,7 +259,7 @@ func (a *Arena) release(places []place) {
 	a.mu.Unlock()
 	var refused int64
 	for _, b := range adjoin(places) {
-		if err := giveBack(b); err != nil {
+		if err := a.giveBack(b); err != nil {
 			refused++
 		}
 	}

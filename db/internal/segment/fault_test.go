@@ -34,7 +34,7 @@ func (f *faultFS) call(op, path string) error {
 	name := filepath.Base(path)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if op != "read" && op != "open" {
+	if op != "read" && op != "open" && op != "opened" {
 		f.trace = append(f.trace, strings.TrimLeft(op+" "+strings.TrimLeft(strings.TrimSuffix(name, ".seg"), "0"), " "))
 	}
 	hook := f.hook
@@ -79,6 +79,9 @@ func (f *faultFS) Open(path string, write, direct bool) (File, error) {
 	}
 	file, err := f.FS.Open(path, write, direct)
 	if err != nil {
+		return nil, err
+	}
+	if err := f.call("opened", path); err != nil {
 		return nil, err
 	}
 	return &faultFile{file, f, path}, nil
@@ -371,6 +374,31 @@ func TestGroupThatFailsInItsSecondSegment(t *testing.T) {
 	require.EqualValues(t, roundUp(100_000, blockBytes), s.Stats().BytesPunched)
 }
 
+// All requests of a group whose write fails get the error.
+func TestFailureReachesEveryRequestOfTheGroup(t *testing.T) {
+	s, f := openFaulty(t, t.TempDir())
+	hook, blocked, gate := blockFirst("sync")
+	f.set(hook)
+	errs := make([]error, 4)
+	var wg sync.WaitGroup
+	submit := func(i int) {
+		wg.Go(func() { _, errs[i] = s.Append(t.Context(), Own, []Page{pageOf(uint64(i+1), 5000, true)}) })
+	}
+	submit(0)
+	<-blocked
+	for i := 1; i < 4; i++ {
+		submit(i)
+	}
+	waitQueued(t, s, Own, 3)
+	f.set(failOnce("sync", 2, unix.EIO)) // the first is that of the batch before, of which the header's was blocked
+	close(gate)
+	wg.Wait()
+	require.NoError(t, errs[0])
+	for _, err := range errs[1:] {
+		require.ErrorIs(t, err, txn.ErrIO)
+	}
+}
+
 // waitQueued waits until n requests are in the queue of the class.
 func waitQueued(t testing.TB, s *Store, c Class, n int) {
 	t.Helper()
@@ -506,6 +534,23 @@ func TestRemoveWaitsForReaders_B14(t *testing.T) {
 	require.Equal(t, p.Bytes, r.Dst)
 	require.Zero(t, s.open, "the removed file is still open, and its blocks with it")
 	require.NoError(t, s.Free(at), "freeing what is gone")
+}
+
+// A file that was opened while its segment was removed is not kept: its blocks would not come back.
+func TestRemoveDuringOpen_B14(t *testing.T) {
+	s, f := openFaulty(t, t.TempDir())
+	p := pageOf(1, 100_000, true)
+	at := write(t, s, Own, p)
+	require.NoError(t, s.Seal(t.Context()))
+	hook, blocked, gate := blockFirst("opened")
+	f.set(hook)
+	done := make(chan error)
+	go func() { done <- s.Read(t.Context(), reading(p, at[0], true)) }()
+	<-blocked
+	require.NoError(t, s.Remove(at[0].Segment))
+	close(gate)
+	require.ErrorIs(t, <-done, txn.ErrNotFound)
+	require.Zero(t, s.open)
 }
 
 func TestReadWaitsForItsTurnNoLongerThanItsContext(t *testing.T) {

@@ -348,11 +348,16 @@ static void enqueue(struct stream *s, struct operation *o) {
 }
 
 static struct stream *user_stream(void *stream) {
+	struct stream *s = stream;
 	if ((uintptr_t)stream <= 2) {
-		violation("a copy on a default stream");
+		violation("work on a default stream");
 		return NULL;
 	}
-	return stream;
+	if (s->context != current) {
+		violation("work on a stream of another context");
+		return NULL;
+	}
+	return s;
 }
 
 // ---- Start, devices, contexts.
@@ -670,7 +675,7 @@ static CUresult batch(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t 
 	if (failed)
 		*failed = SIZE_MAX;
 	CUresult r = enter(1);
-	if (r != SUCCESS && r != ILLEGAL_ADDRESS && n > 1 && current && !current->lost && (uintptr_t)stream > 2) {
+	if (r != SUCCESS && r != ILLEGAL_ADDRESS && n > 1 && current && !current->lost && user_stream(stream)) {
 		// The call that the test wants to fail has started some of its copies.
 		submit(stream, COPY, n / 2, to, from, bytes, 1);
 		if (failed)
@@ -811,6 +816,8 @@ CUresult cuEventCreate(struct event **out, unsigned flags) {
 
 CUresult cuEventRecord(struct event *e, struct stream *s) {
 	ENTER(1);
+	if (user_stream(s) == NULL)
+		return INVALID_HANDLE;
 	struct operation *o = calloc(1, sizeof *o);
 	pthread_mutex_lock(&world);
 	o->kind = RECORD, o->event = e, o->number = ++e->recorded;
