@@ -19,9 +19,12 @@ type curator struct {
 	grace time.Duration
 	wake  chan struct{}
 
-	mu     sync.Mutex // guards what follows
-	found  map[foundCheckpoint]bool
-	graced []gracedCheckpoints // by rising deadline
+	turn sync.Mutex // held over work: what was noted before a call of it is recorded when it returns
+
+	mu       sync.Mutex // guards what follows
+	youngest Generation // the last one that was listed or marked as used: finding it changes nothing
+	found    map[foundCheckpoint]bool
+	graced   []gracedCheckpoints // by rising deadline
 }
 
 // foundCheckpoint is a checkpoint that was found, or, for a match inside a longer one, the last page of it that was used.
@@ -57,7 +60,7 @@ func (c *curator) note(at candidate) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.found[f] {
+	if c.found[f] || f.gen == c.youngest && !f.gen.IsZero() {
 		return
 	}
 	if len(c.found) >= foundMax {
@@ -66,6 +69,13 @@ func (c *curator) note(at candidate) {
 	}
 	c.found[f] = true
 	c.signal()
+}
+
+// listed says that a checkpoint is the youngest now. On the committer goroutine.
+func (c *curator) listed(g Generation) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.youngest = g
 }
 
 // spare begins the time of grace of checkpoints. It does not block.
@@ -78,6 +88,8 @@ func (c *curator) spare(gens []Generation) {
 
 // work records what is due and gives the time until more is. It is called again when told so, or when that time is over.
 func (c *curator) work(ctx context.Context) (time.Duration, error) {
+	c.turn.Lock()
+	defer c.turn.Unlock()
 	c.mu.Lock()
 	found := c.found
 	if len(found) > 0 {
@@ -155,9 +167,12 @@ func (c *curator) record(ctx context.Context, found map[foundCheckpoint]bool) er
 	if err := c.db.committer.commit(ctx, revive, false); err != nil {
 		return err
 	}
-	return c.db.committer.commit(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
-		return optional(txn.DecideMark(v, txn.MarkUsed, gens))
-	}}, false)
+	return c.db.committer.commit(ctx, &transaction{
+		decide: func(v txn.Reader) (txn.Record, error) {
+			return optional(txn.DecideMark(v, txn.MarkUsed, gens))
+		},
+		applied: func(*txn.Effects) { c.listed(gens[len(gens)-1]) },
+	}, false)
 }
 
 // run works until the database closes. Errors are logged; the next find or deadline tries again.

@@ -297,6 +297,9 @@ func (d *DB) follow(e *txn.Effects) {
 	if len(e.Graced) > 0 {
 		d.curator.spare(e.Graced)
 	}
+	if n := len(e.Listed); n > 0 {
+		d.curator.listed(e.Listed[n-1])
+	}
 	if len(e.Freed) > 0 {
 		d.disk.free(e.Freed)
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -22,37 +23,41 @@ import (
 func TestConformanceHost(t *testing.T)          { conform(t, hostRig(0)) }
 func TestConformanceHostReordered(t *testing.T) { conform(t, hostRig(7)) }
 
-// conform is the suite that every backend has to pass.
+// conform is the suite that every backend has to pass. Most of it takes a machine with hands: one that can hold copies and
+// make calls fail; what remains is what can be asked of a real device.
 func conform(t *testing.T, r rig) {
 	for _, c := range []struct {
-		name string
-		test func(*testing.T, rig)
+		name  string
+		hands bool
+		test  func(*testing.T, rig)
 	}{
-		{"ScatterGatherIsExact_GPU06", testScatterGather},
-		{"CoalescedRunsAreExact_GPU08", testCoalescing},
-		{"RefusedBeforeAnythingMoves_GPU02", testRefusals},
-		{"NothingToCopyTouchesNothing_GPU04", testEmpty},
-		{"SubmitDoesNotWait", testAsynchrony},
-		{"WaitsForTheProducer_GPU03", testOrder},
-		{"WaitsForAnotherTransfer", testOrderAfterTransfer},
-		{"CompletesExactlyOnce_ADM09", testExactlyOnce},
-		{"CancelWaitsForRunningCopies_CAN08", testCancel},
-		{"ContextCancels", testContext},
-		{"DeadlineQuarantines_GPU09", testDeadline},
-		{"StuckLaneLeavesOthers", testStuckLane},
-		{"FailureAtEveryCall_GPU01", testEveryFailure},
-		{"PartialFailureKeepsAllUntilDrained_GPU08", testPartialFailure},
-		{"LostDevice_GPU01", testLostDevice},
-		{"BudgetHoldsBack_ADM08", testBudget},
-		{"WindowIsKept", testWindow},
-		{"RestoresBeforeStores", testPriority},
-		{"StoresDoNotStarve", testFairness},
-		{"CloseDrains", testCloseDrains},
-		{"CloseQuarantinesWhatIsNotProven_GPU01", testCloseQuarantine},
-		{"PinnedMemoryStaysWhileInUse", testUnpin},
-		{"ManyCallers", testManyCallers},
+		{"ScatterGatherIsExact_GPU06", false, testScatterGather},
+		{"CoalescedRunsAreExact_GPU08", false, testCoalescing},
+		{"RefusedBeforeAnythingMoves_GPU02", false, testRefusals},
+		{"NothingToCopyTouchesNothing_GPU04", false, testEmpty},
+		{"SubmitDoesNotWait", true, testAsynchrony},
+		{"WaitsForTheProducer_GPU03", false, testOrder},
+		{"WaitsForAnotherTransfer", false, testOrderAfterTransfer},
+		{"CompletesExactlyOnce_ADM09", true, testExactlyOnce},
+		{"CancelWaitsForRunningCopies_CAN08", true, testCancel},
+		{"ContextCancels", true, testContext},
+		{"DeadlineQuarantines_GPU09", true, testDeadline},
+		{"StuckLaneLeavesOthers", true, testStuckLane},
+		{"FailureAtEveryCall_GPU01", true, testEveryFailure},
+		{"PartialFailureKeepsAllUntilDrained_GPU08", true, testPartialFailure},
+		{"LostDevice_GPU01", true, testLostDevice},
+		{"BudgetHoldsBack_ADM08", true, testBudget},
+		{"WindowIsKept", true, testWindow},
+		{"RestoresBeforeStores", true, testPriority},
+		{"StoresDoNotStarve", true, testFairness},
+		{"CloseDrains", false, testCloseDrains},
+		{"CloseQuarantinesWhatIsNotProven_GPU01", true, testCloseQuarantine},
+		{"PinnedMemoryStaysWhileInUse", true, testUnpin},
+		{"ManyCallers", false, testManyCallers},
 	} {
-		t.Run(c.name, func(t *testing.T) { c.test(t, r) })
+		if r.hands || !c.hands {
+			t.Run(c.name, func(t *testing.T) { c.test(t, r) })
+		}
 	}
 }
 
@@ -168,9 +173,12 @@ func testScatterGather(t *testing.T, r rig) {
 	random := rand.New(rand.NewPCG(1, 2))
 	const arena = 640 << 10
 	host := pinned(t, e, arena)
-	devices := [2]uint64{m.alloc(t, 0, arena), m.alloc(t, 1, arena)}
+	var devices []uint64
+	for i := range min(2, len(e.Devices())) {
+		devices = append(devices, m.alloc(t, i, arena))
+	}
 	for round := range 24 {
-		dev := round % 2
+		dev := round % len(devices)
 		device := devices[dev]
 		sizes := make([]int, []int{1, 4, 5, 8, 11, 60}[round%6])
 		for i := range sizes {
@@ -259,7 +267,7 @@ func testRefusals(t *testing.T, r rig) {
 		b    Batch
 		want error
 	}{
-		{"no such device", Batch{Device: 2, Direction: Load, Regions: good}, txn.ErrInvalid},
+		{"no such device", Batch{Device: len(e.Devices()), Direction: Load, Regions: good}, txn.ErrInvalid},
 		{"negative device", Batch{Device: -1, Direction: Load, Regions: good}, txn.ErrInvalid},
 		{"no direction", Batch{Regions: good}, txn.ErrInvalid},
 		{"unknown direction", Batch{Direction: 3, Regions: good}, txn.ErrInvalid},
@@ -275,7 +283,7 @@ func testRefusals(t *testing.T, r rig) {
 		{"no such stream", Batch{Direction: Load, Regions: good, After: Order{Stream: 0xdead0}}, txn.ErrInvalid},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if c.b.After.Stream != 0 && r.name != "host" {
+			if c.b.After.Stream != 0 && !strings.HasPrefix(r.name, "host") {
 				t.Skip("a handle that names no stream is undefined behaviour in the driver")
 			}
 			before := e.Stats()[0].Submitted
@@ -389,16 +397,17 @@ func testOrderAfterTransfer(t *testing.T, r rig) {
 	const n = 64 << 10
 	host := pinned(t, e, 2*n)
 	copy(host, bytes.Repeat([]byte{1}, n))
-	a, b := m.alloc(t, 0, n), m.alloc(t, 1, n)
+	last := min(2, len(e.Devices())) - 1
+	a, b := m.alloc(t, 0, n), m.alloc(t, last, n)
 	m.hold()
 	first := submit(t, e, Batch{Direction: Load, Regions: []Region{{a, host[:n]}}})
 	second := submit(t, e, Batch{Direction: Store, Regions: []Region{{a, host[n:]}}, After: Order{Transfer: first}})
-	third := submit(t, e, Batch{Device: 1, Direction: Load, Regions: []Region{{b, host[n:]}}, After: Order{Transfer: second}})
+	third := submit(t, e, Batch{Device: last, Direction: Load, Regions: []Region{{b, host[n:]}}, After: Order{Transfer: second}})
 	m.letGo()
 	require.NoError(t, wait(t, third))
 	require.NoError(t, second.Err())
 	got := make([]byte, n)
-	m.peek(t, 1, b, got)
+	m.peek(t, last, b, got)
 	require.Equal(t, bytes.Repeat([]byte{1}, n), got)
 	require.NoError(t, wait(t, submit(t, e, Batch{Direction: Load, Regions: []Region{{a, host[:n]}}, After: Order{Transfer: first}})))
 	m.verify(t)
@@ -941,8 +950,9 @@ func testManyCallers(t *testing.T, r rig) {
 	host := pinned(t, e, callers*n)
 	var wg sync.WaitGroup
 	failures := make(chan error, callers)
+	devices := min(2, len(e.Devices()))
 	for c := range callers {
-		device := m.alloc(t, c%2, n)
+		device := m.alloc(t, c%devices, n)
 		wg.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(c), 11))
 			mine := host[c*n : (c+1)*n : (c+1)*n]
@@ -954,7 +964,7 @@ func testManyCallers(t *testing.T, r rig) {
 				for _, i := range random.Perm(n / 1024) {
 					regions = append(regions, Region{device + uint64(i*1024), mine[i*1024 : (i+1)*1024]})
 				}
-				down, err := e.Submit(context.Background(), Batch{Device: c % 2, Direction: Load, Regions: regions})
+				down, err := e.Submit(context.Background(), Batch{Device: c % devices, Direction: Load, Regions: regions})
 				if err != nil {
 					failures <- err
 					return
@@ -970,7 +980,7 @@ func testManyCallers(t *testing.T, r rig) {
 					continue
 				}
 				clear(mine)
-				up, err := e.Submit(context.Background(), Batch{Device: c % 2, Direction: Store, Regions: regions})
+				up, err := e.Submit(context.Background(), Batch{Device: c % devices, Direction: Store, Regions: regions})
 				if err == nil {
 					<-up.Done()
 					err = up.Err()

@@ -7,6 +7,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
@@ -405,4 +406,22 @@ func TestDriverErrorsHaveOneClass(t *testing.T) {
 func TestMeasureCUDAOnFake(t *testing.T) {
 	testMeasure(t, fakeRig(CUDAOptions{KernelBytes: -1}, nil), MethodSingle, MethodBatch, MethodPlane)
 	testMeasure(t, fakeRig(CUDAOptions{KernelBytes: 4096}, nil), MethodSingle, MethodBatch, MethodPlane, MethodKernel)
+}
+
+// What check.sh runs on a machine with a GPU runs on the fake driver too, so that it is known to work before it gets there.
+func TestDeviceTestsOnFake(t *testing.T) {
+	if deviceLibrary() != "" {
+		t.Skip("this is that run")
+	}
+	path, control := installFake(t)
+	control.Devices.Store(1)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	c := exec.Command(self, "-test.run=^TestDevice", "-test.v", "-test.timeout=60s")
+	c.Env = append(os.Environ(), "HOLDFAST_GPU_LIBRARY="+path, "HOLDFAST_GPU_SWEEP=1")
+	out, err := c.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "| load | 4 KiB | 16 |")
+	require.Contains(t, string(out), "4 MiB in blocks of 64 KiB on fake device 0")
+	require.Zero(t, control.Violations.Load(), control.Violation())
 }

@@ -60,7 +60,7 @@ type fakeMachine struct {
 }
 
 func fakeRig(o CUDAOptions, set func(*fakecuda.Control)) rig {
-	return rig{name: "cuda on fake", open: func(t testing.TB, engine Options) machine {
+	return rig{name: "cuda on fake", hands: true, open: func(t testing.TB, engine Options) machine {
 		path, c := installFake(t)
 		c.DelayMicroseconds.Store(300)
 		c.Seed.Store(1)

@@ -50,8 +50,9 @@ const poison = 0xA5
 
 // rig makes machines.
 type rig struct {
-	name string
-	// open starts a machine with two devices. It is closed, and verified, at the end of the test.
+	name  string
+	hands bool // its machines can hold, fail and lose
+	// open starts a machine, with two devices unless it is real. It is closed, and verified, at the end of the test.
 	open func(t testing.TB, o Options) machine
 }
 
@@ -98,7 +99,7 @@ func (m *hostMachine) fault(c HostCall) error {
 }
 
 func hostRig(seed uint64) rig {
-	return rig{name: "host", open: func(t testing.TB, o Options) machine {
+	return rig{name: "host", hands: true, open: func(t testing.TB, o Options) machine {
 		m := &hostMachine{}
 		h, err := NewHost(HostOptions{Devices: 2, Seed: seed, Fault: m.fault})
 		require.NoError(t, err)
