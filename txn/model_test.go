@@ -3,20 +3,21 @@ package txn
 import (
 	"bytes"
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/stretchr/testify/require"
 )
 
 // model is the catalogue as one would first think of it: every checkpoint has its full list of pages, and every question is
-// answered by going through all checkpoints. It keeps no counts, no edges and no spine.
+// answered by going through all checkpoints. It keeps no counts, no edges and no spine. What a record does is the difference
+// between two states.
 type model struct {
-	checkpoints  map[Generation]*modelCheckpoint // listed and retired
-	placed       map[Key][]Placement             // disk copies of live pages
-	ends         map[uint64]int64                // of the segments in use
-	lastSegment  uint64
-	namespaces   map[Key]bool
-	lastListings LSN
+	checkpoints map[Generation]*modelCheckpoint // listed and retired
+	placed      map[Key][]Placement             // disk copies of live pages
+	ends        map[uint64]int64                // of the segments in use
+	lastSegment uint64
+	namespaces  map[Key]bool
 }
 
 type modelCheckpoint struct {
@@ -25,7 +26,10 @@ type modelCheckpoint struct {
 	pages        []pageInfo
 	status       Status
 	published    LSN
+	used         LSN
 	supersededBy Generation
+	continued    bool
+	grace        bool
 }
 
 func newModel() *model {
@@ -43,7 +47,12 @@ func (m *model) generations(want func(c *modelCheckpoint) bool) (gens []Generati
 	return gens
 }
 
-func isListed(c *modelCheckpoint) bool { return c.status == Listed }
+func all(*modelCheckpoint) bool            { return true }
+func isListed(c *modelCheckpoint) bool     { return c.status == Listed }
+func isSuperseded(c *modelCheckpoint) bool { return !c.supersededBy.IsZero() }
+func goesFirst(c *modelCheckpoint) bool    { return isSuperseded(c) && !c.grace }
+func isWarm(c *modelCheckpoint) bool       { return isListed(c) && !goesFirst(c) }
+func inGrace(c *modelCheckpoint) bool      { return c.grace }
 
 // live gives the pages of all checkpoints that want accepts.
 func (m *model) live(want func(c *modelCheckpoint) bool) map[Key]pageInfo {
@@ -57,8 +66,6 @@ func (m *model) live(want func(c *modelCheckpoint) bool) map[Key]pageInfo {
 	}
 	return pages
 }
-
-func all(*modelCheckpoint) bool { return true }
 
 // sorted gives the keys of live pages in an order that does not change between runs.
 func sorted(pages map[Key]pageInfo) (keys []Key) {
@@ -83,6 +90,65 @@ func (m *model) listedFor(prefix Key) (g Generation) {
 	return g
 }
 
+// change runs fn and gives the difference that it made.
+func (m *model) change(fn func()) *Effects {
+	before := &model{checkpoints: map[Generation]*modelCheckpoint{}, placed: maps.Clone(m.placed)}
+	for g, c := range m.checkpoints {
+		copied := *c
+		before.checkpoints[g] = &copied
+	}
+	fn()
+
+	e := &Effects{}
+	lists := func(m *model, g Generation) bool { c := m.checkpoints[g]; return c != nil && isListed(c) }
+	for _, g := range m.generations(isListed) {
+		c, old := m.checkpoints[g], before.checkpoints[g]
+		if !lists(before, g) {
+			e.Listed = append(e.Listed, g)
+		} else if m.durable(c) && !before.durable(old) {
+			e.Durable = append(e.Durable, g)
+		}
+		if c.grace && !(lists(before, g) && old.grace) {
+			e.Graced = append(e.Graced, g)
+		}
+	}
+	for _, g := range before.generations(all) {
+		if lists(before, g) && !lists(m, g) {
+			e.Retired = append(e.Retired, g)
+		}
+		if m.checkpoints[g] == nil {
+			e.Deleted = append(e.Deleted, g)
+		}
+	}
+	was, is, wasWarm, isWarm := before.live(all), m.live(all), before.live(isWarm), m.live(isWarm)
+	for _, key := range sorted(was) {
+		p, places := was[key], before.placed[key]
+		if _, there := is[key]; !there {
+			e.Dropped = append(e.Dropped, DroppedPage{Key: key, Parent: p.parent, Bytes: p.bytes, Ranks: p.ranks, Place: places})
+			delete(m.placed, key)
+			continue
+		}
+		if !slices.Equal(places, m.placed[key]) {
+			e.Freed = append(e.Freed, places...)
+		}
+		_, warmBefore := wasWarm[key]
+		_, warm := isWarm[key]
+		switch {
+		case warmBefore && !warm:
+			e.Cooled = append(e.Cooled, key)
+		case warm && !warmBefore:
+			e.Warmed = append(e.Warmed, key)
+		}
+	}
+	use := m.segments()
+	for n := range m.ends {
+		if use[n].LivePages == 0 {
+			delete(m.ends, n)
+		}
+	}
+	return e
+}
+
 func (m *model) place(key Key, places []Placement) {
 	if len(places) == 0 {
 		return
@@ -95,91 +161,100 @@ func (m *model) place(key Key, places []Placement) {
 }
 
 // publish lists a checkpoint. place has the disk copies of its new pages.
-func (m *model) publish(lsn LSN, q *sequence, manifest *Manifest, place map[Key][]Placement, supersedes []Generation) *Effects {
-	g := manifest.Generation()
-	effects := &Effects{Listed: []Generation{g}}
-	known := m.live(all)
-	old := m.listedFor(manifest.Prefix)
-	c := &modelCheckpoint{sequence: q, manifest: manifest, pages: q.pages(), status: Listed, published: lsn}
-	m.checkpoints[g] = c
+func (m *model) publish(lsn LSN, q *sequence, manifest *Manifest, place map[Key][]Placement, supersedes []Generation) {
+	g, known, old := manifest.Generation(), m.live(all), m.listedFor(manifest.Prefix)
+	m.checkpoints[g] = &modelCheckpoint{sequence: q, manifest: manifest, pages: q.pages(), status: Listed, published: lsn, used: lsn}
 	m.namespaces[manifest.Namespace] = true
-	for _, p := range c.pages {
+	for _, p := range q.pages() {
 		if _, ok := known[p.key]; !ok {
 			m.place(p.key, place[p.key])
 		}
 	}
+	if c := m.checkpoints[manifest.Continues]; c != nil {
+		c.continued = true
+	}
 	if !old.IsZero() {
-		gone := m.retire([]Generation{old}, true)
-		effects.Retired, effects.Deleted, effects.Dropped = gone.Retired, gone.Deleted, gone.Dropped
+		m.retire(old)
+		delete(m.checkpoints, old)
 	}
 	for _, s := range supersedes {
 		if s != old {
-			m.checkpoints[s].supersededBy = g
+			m.supersede(g, s)
 		}
 	}
-	return effects
 }
 
-func (m *model) retire(gens []Generation, alsoDelete bool) *Effects {
-	effects := &Effects{Retired: gens}
-	for _, g := range gens {
+func (m *model) supersede(by, g Generation) {
+	c := m.checkpoints[g]
+	if by.IsZero() {
+		c.grace = false
+	} else if !isSuperseded(c) && c.continued {
+		c.grace = true
+	}
+	c.supersededBy = by
+}
+
+func (m *model) retire(g Generation) {
+	c := m.checkpoints[g]
+	for o, other := range m.checkpoints {
+		if other.supersededBy == g {
+			m.supersede(c.supersededBy, o)
+		}
+	}
+	c.status, c.supersededBy, c.continued, c.grace = Retired, Generation{}, false, false
+}
+
+// policy is the supersession policy in the words of the design. ok is false if the manifest names a checkpoint that it
+// cannot have continued from.
+func (m *model) policy(q *sequence, manifest *Manifest) (previous, continues Generation, supersedes []Generation, ok bool) {
+	longest := func(n int64) (g Generation) {
+		if gens := m.prefixes(q.first(n)); len(gens) > 0 {
+			return gens[0]
+		}
+		return g
+	}
+	if c := m.checkpoints[manifest.Continues]; c != nil && isListed(c) {
+		continues = manifest.Continues
+		if !slices.Contains(m.prefixes(q.first(q.len()-1)), continues) {
+			return previous, continues, nil, false
+		}
+	}
+	previous = longest(q.len() - 1)
+
+	// The way back, from each checkpoint to the longest prefix that it had when it was published, or has now if that is gone.
+	way := map[Generation]bool{continues: true}
+	var requests []string
+	for g := previous; !g.IsZero(); {
 		c := m.checkpoints[g]
-		for _, other := range m.checkpoints {
-			if other.supersededBy == g {
-				other.supersededBy = c.supersededBy
+		way[g] = true
+		if manifest.Request == "" || c.manifest.Request != manifest.Request {
+			if r := c.manifest.Request; r != "" && !slices.Contains(requests, r) {
+				requests = append(requests, r)
+			}
+			if continues.IsZero() {
+				continues = g
+			} else if isSuperseded(c) {
+				break
+			} else if g != continues && c.manifest.Kind != InstructionKind {
+				supersedes = append(supersedes, g)
 			}
 		}
-		c.status, c.supersededBy = Retired, Generation{}
-	}
-	if alsoDelete {
-		gone := m.delete(gens)
-		effects.Deleted, effects.Dropped = gone.Deleted, gone.Dropped
-	}
-	return effects
-}
-
-func (m *model) delete(gens []Generation) *Effects {
-	effects := &Effects{Deleted: gens}
-	before := m.live(all)
-	for _, g := range gens {
-		delete(m.checkpoints, g)
-	}
-	after := m.live(all)
-	for _, k := range sorted(before) {
-		if _, ok := after[k]; !ok {
-			p := before[k]
-			effects.Dropped = append(effects.Dropped, DroppedPage{Key: k, Parent: p.parent, Bytes: p.bytes, Ranks: p.ranks, Place: m.placed[k]})
-			delete(m.placed, k)
+		next := c.manifest.Previous
+		if p := m.checkpoints[next]; !next.IsZero() && (p == nil || !isListed(p)) {
+			next = longest(c.manifest.Offset - 1)
 		}
+		g = next
 	}
-	m.forgetSegments()
-	return effects
-}
-
-func (m *model) persist(pages []PersistIntent) *Effects {
-	effects := &Effects{}
-	waiting := m.generations(func(c *modelCheckpoint) bool { return isListed(c) && !m.durable(c) })
-	for _, p := range pages {
-		effects.Freed = append(effects.Freed, m.placed[p.Key]...)
-		m.place(p.Key, p.Place)
+	if manifest.Kind != PromptKind {
+		return previous, continues, supersedes, true
 	}
-	for _, g := range waiting {
-		if m.durable(m.checkpoints[g]) {
-			effects.Durable = append(effects.Durable, g)
-		}
+	for _, r := range requests[:min(len(requests), supersedeRequestsMax)] {
+		supersedes = append(supersedes, m.generations(func(c *modelCheckpoint) bool {
+			return isListed(c) && !isSuperseded(c) && c.sequence.space == q.space && c.manifest.Request == r && c.manifest.Kind != InstructionKind &&
+				c.manifest.Offset < manifest.Offset && !way[c.manifest.Generation()]
+		})...)
 	}
-	m.forgetSegments()
-	return effects
-}
-
-// forgetSegments drops what is known of segments without a live copy.
-func (m *model) forgetSegments() {
-	use := m.segments()
-	for n := range m.ends {
-		if use[n].LivePages == 0 {
-			delete(m.ends, n)
-		}
-	}
+	return previous, continues, supersedes, true
 }
 
 func (m *model) segments() map[uint64]SegmentUse {
@@ -229,15 +304,15 @@ func (m *model) accounts() (a Accounts) {
 // order gives the listed checkpoints in the order of eviction.
 func (m *model) order() []Generation {
 	gens := m.generations(isListed)
-	slices.SortFunc(gens, func(a, b Generation) int {
+	slices.SortStableFunc(gens, func(a, b Generation) int {
 		x, y := m.checkpoints[a], m.checkpoints[b]
-		if sx, sy := !x.supersededBy.IsZero(), !y.supersededBy.IsZero(); sx != sy {
-			if sx {
+		if goesFirst(x) != goesFirst(y) {
+			if goesFirst(x) {
 				return -1
 			}
 			return 1
 		}
-		return cmp.Compare(x.published, y.published)
+		return cmp.Compare(x.used, y.used)
 	})
 	return gens
 }
@@ -273,13 +348,16 @@ func (m *model) compare(t require.TestingT, v Reader) {
 	require.NoError(t, err)
 	require.Equal(t, m.accounts(), accounts)
 
-	order := []Generation{}
-	require.NoError(t, Checkpoints(v, func(g Generation) (bool, error) { order = append(order, g); return true, nil }))
-	require.Equal(t, m.order(), append([]Generation(nil), order...))
-
-	var undurable []Generation
-	require.NoError(t, Undurable(v, func(g Generation) (bool, error) { undurable = append(undurable, g); return true, nil }))
-	require.Equal(t, m.generations(func(c *modelCheckpoint) bool { return isListed(c) && !m.durable(c) }), undurable)
+	gens := func(scan func(Reader, func(Generation) (bool, error)) error) (gens []Generation) {
+		require.NoError(t, scan(v, func(g Generation) (bool, error) { gens = append(gens, g); return true, nil }))
+		return gens
+	}
+	require.Equal(t, m.order(), gens(Checkpoints))
+	require.Equal(t, m.generations(func(c *modelCheckpoint) bool { return isListed(c) && !m.durable(c) }), gens(Undurable))
+	require.Equal(t, m.generations(inGrace), gens(InGrace))
+	require.Equal(t, m.generations(all), gens(func(v Reader, fn func(Generation) (bool, error)) error {
+		return States(v, func(g Generation, _ *State) (bool, error) { return fn(g) })
+	}))
 
 	segments := map[uint64]SegmentUse{}
 	require.NoError(t, Segments(v, func(n uint64, use SegmentUse) (bool, error) { segments[n] = use; return true, nil }))
@@ -288,7 +366,7 @@ func (m *model) compare(t require.TestingT, v Reader) {
 	for g, c := range m.checkpoints {
 		s, err := ReadState(v, g)
 		require.NoError(t, err)
-		want := State{Status: c.status, Durable: m.durable(c), Published: c.published, SupersededBy: c.supersededBy}
+		want := State{Status: c.status, Durable: m.durable(c), Published: c.published, Used: c.used, SupersededBy: c.supersededBy, Continued: c.continued, Grace: c.grace}
 		if s != nil && !isListed(c) {
 			want.Durable = s.Durable // as it was when the checkpoint was retired
 		}
@@ -301,14 +379,15 @@ func (m *model) compare(t require.TestingT, v Reader) {
 			require.Equal(t, c.manifest, have)
 		}
 	}
-	listed := m.live(isListed)
+	listed, warm := m.live(isListed), m.live(isWarm)
 	for key, p := range m.live(all) {
 		entry, err := ReadPage(v, key)
 		require.NoError(t, err)
 		_, needed := listed[key]
+		_, current := warm[key]
 		if entry == nil || entry.Parent != p.parent || entry.Depth != p.depth || entry.Bytes != p.bytes || entry.Ranks != p.ranks ||
-			entry.Listed > 0 != needed || !slices.Equal(entry.Place, m.placed[key]) {
-			require.Failf(t, "another page entry", "want %+v, needed %v, at %+v, have %+v", p, needed, m.placed[key], entry)
+			entry.Listed > 0 != needed || entry.Current > 0 != current || !slices.Equal(entry.Place, m.placed[key]) {
+			require.Failf(t, "another page entry", "want %+v, needed %v, current %v, at %+v, have %+v", p, needed, current, m.placed[key], entry)
 		}
 	}
 }
@@ -353,7 +432,10 @@ func compareEffects(t require.TestingT, want, have *Effects) {
 	require.ElementsMatch(t, want.Retired, have.Retired)
 	require.ElementsMatch(t, want.Deleted, have.Deleted)
 	require.ElementsMatch(t, want.Durable, have.Durable)
+	require.ElementsMatch(t, want.Graced, have.Graced)
 	require.ElementsMatch(t, want.Freed, have.Freed)
+	require.Equal(t, want.Cooled, have.Cooled)
+	require.Equal(t, want.Warmed, have.Warmed)
 	require.ElementsMatch(t, want.Dropped, have.Dropped)
 	at := map[Key]int{}
 	for i, p := range have.Dropped {

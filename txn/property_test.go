@@ -57,16 +57,16 @@ func (m *machine) grow(*rapid.T) {
 	}
 }
 
-// commit applies a record to both copies of the catalogue and compares them, the effects and the model.
-func (m *machine) commit(r Record, want *Effects) {
+// commit changes the model, applies the record to both copies of the catalogue, and compares all three.
+func (m *machine) commit(r Record, change func()) {
+	want := m.model.change(change)
 	if m.replica == nil {
 		m.append(r).apply(m.t, m.view)
 		return
 	}
 	have := m.catalogue.commit(m.t, r)
 	compareEffects(m.t, want, have)
-	again := m.log[len(m.log)-1].apply(m.t, m.replica)
-	compareEffects(m.t, have, again)
+	require.Equal(m.t, have, m.log[len(m.log)-1].apply(m.t, m.replica))
 	require.Equal(m.t, hash(m.t, m.view), hash(m.t, m.replica))
 	m.model.compare(m.t, m.view)
 }
@@ -88,19 +88,27 @@ type refusal struct {
 func (m *machine) publish(*rapid.T) {
 	q := rapid.SampledFrom(m.sequences).Draw(m.t, "sequence")
 	q = q.first(m.length(q.len()))
+	gens := m.model.generations(all)
 	meta := rapid.SampledFrom([]string{"", "", "other"}).Draw(m.t, "meta")
-	if gens := m.model.generations(all); len(gens) > 0 && rapid.IntRange(0, 4).Draw(m.t, "again") == 0 {
+	if len(gens) > 0 && rapid.IntRange(0, 4).Draw(m.t, "again") == 0 {
 		c := m.model.checkpoints[rapid.SampledFrom(gens).Draw(m.t, "published")]
 		q, meta = c.sequence, string(c.manifest.Meta)
 	}
 	in := q.intent(meta)
-	in.Manifest.Kind = rapid.SampledFrom([]uint8{1, 2}).Draw(m.t, "kind")
+	in.Manifest.Kind = rapid.SampledFrom([]uint8{PromptKind, PromptKind, 2, InstructionKind}).Draw(m.t, "kind")
+	in.Manifest.Request = rapid.SampledFrom([]string{"", "r1", "r2", "r3", "r4", "r5", "r6"}).Draw(m.t, "request")
+	if rapid.IntRange(0, 3).Draw(m.t, "policy") > 0 {
+		in.PrefixKey = q.prefix
+		if len(gens) > 0 && rapid.IntRange(0, 4).Draw(m.t, "continuing") == 0 {
+			in.Manifest.Continues = rapid.SampledFrom(gens).Draw(m.t, "continues")
+		}
+	}
 	in.Durable = rapid.IntRange(0, 4).Draw(m.t, "durable") == 0
 	if rapid.IntRange(0, 15).Draw(m.t, "rank lost") == 0 {
 		in.Committed = rapid.IntRange(0, q.ranks-1).Draw(m.t, "committed")
 	}
-	if rapid.IntRange(0, 2).Draw(m.t, "superseding") == 0 {
-		in.Supersedes = m.some(m.model.generations(all), "supersedes")
+	if rapid.IntRange(0, 5).Draw(m.t, "superseding") == 0 {
+		in.Supersedes = m.some(gens, "supersedes")
 	}
 	pages := q.pages()
 	missing := Key{}
@@ -117,53 +125,60 @@ func (m *machine) publish(*rapid.T) {
 	}
 	in.Have = func(key Key) ([]Placement, bool) { return place[key], key != missing }
 
-	g := in.Manifest.Generation()
-	c := m.model.checkpoints[g]
+	c := m.model.checkpoints[in.Manifest.Generation()]
 	if in.Committed == q.ranks && c != nil && isListed(c) {
 		r, err := DecidePublish(m.view, in)
 		require.NoError(m.t, err)
 		require.Nil(m.t, r)
 		return
 	}
-	if want := m.refusesPublish(in, q, known, place, missing); want != nil {
+	decided := *in.Manifest
+	supersedes, lineage := in.Supersedes, true
+	decided.Continues = Generation{}
+	if in.PrefixKey != nil {
+		var chosen []Generation
+		decided.Previous, decided.Continues, chosen, lineage = m.model.policy(q, in.Manifest)
+		supersedes = slices.Concat(supersedes, chosen)
+	}
+	if want := m.refusesPublish(in, q, known, place, missing, lineage); want != nil {
 		m.refused(want, func() error { _, err := DecidePublish(m.view, in); return err })
 		return
 	}
 	r, err := DecidePublish(m.view, in)
 	require.NoError(m.t, err)
-	var fresh []Key
+	var fresh, declared []Key
 	for _, p := range pages {
 		if _, ok := known[p.key]; !ok {
 			fresh = append(fresh, p.key)
 		}
 	}
-	var declared []Key
 	for _, p := range r.Pages {
 		declared = append(declared, p.Key)
 	}
 	require.Equal(m.t, fresh, declared, "the record declares what is new and nothing else")
-	m.commit(r, m.model.publish(m.lsn+1, q, in.Manifest, place, unique(in.Supersedes)))
+	m.commit(r, func() { m.model.publish(m.lsn+1, q, &decided, place, unique(supersedes)) })
 }
 
 // refusesPublish tells which refusal a publication deserves.
-func (m *machine) refusesPublish(in *PublishIntent, q *sequence, known map[Key]pageInfo, place map[Key][]Placement, missing Key) *refusal {
+func (m *machine) refusesPublish(in *PublishIntent, q *sequence, known map[Key]pageInfo, place map[Key][]Placement, missing Key, lineage bool) *refusal {
 	if in.Committed != q.ranks {
 		return &refusal{AllRanks, ErrInvalid}
 	}
-	needed := m.model.live(isListed)
 	durable := true
 	for _, p := range q.pages() {
-		if _, ok := needed[p.key]; p.key == missing && !ok {
-			return &refusal{CompleteAtPublish, ErrConflict}
-		}
 		places := place[p.key]
 		if _, ok := known[p.key]; ok {
 			places = m.model.placed[p.key]
+		} else if p.key == missing {
+			return &refusal{CompleteAtPublish, ErrConflict}
 		}
 		durable = durable && len(places) != 0
 	}
 	if in.Durable && !durable {
 		return &refusal{PayloadBeforeRecord, ErrConflict}
+	}
+	if !lineage {
+		return &refusal{"", ErrInvalid}
 	}
 	g, replaced := in.Manifest.Generation(), m.model.listedFor(in.Manifest.Prefix)
 	for _, old := range in.Supersedes {
@@ -210,7 +225,13 @@ func (m *machine) retire(*rapid.T) {
 		require.Nil(m.t, r)
 		return
 	}
-	m.commit(r, m.model.retire(listed, alsoDelete))
+	m.commit(r, func() {
+		for _, g := range listed {
+			if m.model.retire(g); alsoDelete {
+				delete(m.model.checkpoints, g)
+			}
+		}
+	})
 }
 
 func (m *machine) delete(*rapid.T) {
@@ -228,7 +249,11 @@ func (m *machine) delete(*rapid.T) {
 		require.Nil(m.t, r)
 		return
 	}
-	m.commit(r, m.model.delete(gens))
+	m.commit(r, func() {
+		for _, g := range gens {
+			delete(m.model.checkpoints, g)
+		}
+	})
 }
 
 func (m *machine) supersede(*rapid.T) {
@@ -261,10 +286,11 @@ func (m *machine) supersede(*rapid.T) {
 		return
 	}
 	require.Equal(m.t, changed, r.Generations)
-	for _, g := range changed {
-		m.model.checkpoints[g].supersededBy = by
-	}
-	m.commit(r, &Effects{})
+	m.commit(r, func() {
+		for _, g := range changed {
+			m.model.supersede(by, g)
+		}
+	})
 }
 
 func (m *machine) refusesSupersede(by Generation, old []Generation) (want *refusal, changed []Generation) {
@@ -285,6 +311,35 @@ func (m *machine) refusesSupersede(by Generation, old []Generation) (want *refus
 		changed = append(changed, g)
 	}
 	return nil, changed
+}
+
+// mark makes checkpoints young again, or ends their time of grace.
+func (m *machine) mark(*rapid.T) {
+	kind := rapid.SampledFrom([]MarkKind{MarkUsed, MarkEndGrace}).Draw(m.t, "mark")
+	gens := m.some(m.model.generations(all), "marked")
+	if graced := m.model.generations(inGrace); kind == MarkEndGrace && len(graced) > 0 {
+		gens = m.some(graced, "graced")
+	}
+	want := slices.DeleteFunc(unique(gens), func(g Generation) bool {
+		c := m.model.checkpoints[g]
+		return !isListed(c) || kind == MarkEndGrace && !c.grace
+	})
+	r, err := DecideMark(m.view, kind, append(gens, Generation{1}))
+	require.NoError(m.t, err)
+	if len(want) == 0 {
+		require.Nil(m.t, r)
+		return
+	}
+	require.Equal(m.t, want, r.Generations)
+	m.commit(r, func() {
+		for _, g := range want {
+			if c := m.model.checkpoints[g]; kind == MarkUsed {
+				c.used = m.lsn + 1
+			} else {
+				c.grace = false
+			}
+		}
+	})
 }
 
 // persist gives pages disk copies and moves others; it asks for pages that are gone, and twice for some.
@@ -308,14 +363,7 @@ func (m *machine) persist(*rapid.T) {
 		seen[key] = true
 		want = append(want, in)
 	}
-	r, left, err := DecidePersist(m.view, intents)
-	require.NoError(m.t, err)
-	require.Equal(m.t, unused, left)
-	if len(want) == 0 {
-		require.Nil(m.t, r)
-		return
-	}
-	m.commit(r, m.model.persist(want))
+	m.persistPages(intents, want, unused)
 }
 
 // persistAll gives every page of one checkpoint a disk copy, in an order of its own.
@@ -331,20 +379,28 @@ func (m *machine) persistAll(*rapid.T) {
 			want = append(want, PersistIntent{Key: p.key, Place: m.disk.copies(4, p.ranks, p.bytes)})
 		}
 	}
-	r, unused, err := DecidePersist(m.view, want)
+	m.persistPages(want, want, nil)
+}
+
+func (m *machine) persistPages(intents, want, unused []PersistIntent) {
+	r, left, err := DecidePersist(m.view, intents)
 	require.NoError(m.t, err)
-	require.Empty(m.t, unused)
+	require.Equal(m.t, unused, left)
 	if len(want) == 0 {
 		require.Nil(m.t, r)
 		return
 	}
-	m.commit(r, m.model.persist(want))
+	m.commit(r, func() {
+		for _, p := range want {
+			m.model.place(p.Key, p.Place)
+		}
+	})
 }
 
 func (m *machine) actions() map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){ // drawn with equal odds; more is made than taken away
 		"grow": m.grow, "publish": m.publish, "publish 2": m.publish, "publish 3": m.publish, "publish 4": m.publish, "publish 5": m.publish,
-		"retire": m.retire, "delete": m.delete, "supersede": m.supersede, "supersede 2": m.supersede, "persist": m.persist, "persist all": m.persistAll,
+		"retire": m.retire, "delete": m.delete, "supersede": m.supersede, "mark": m.mark, "persist": m.persist, "persist all": m.persistAll,
 	}
 }
 
