@@ -152,6 +152,9 @@ func (d *DB) decideEssential(ctx context.Context, decide func(v txn.Reader) (txn
 
 // evictFromDisk retires and deletes the checkpoints that go first, a few at a time. more is false once nothing is left.
 func (d *DB) evictFromDisk(ctx context.Context) (more bool, err error) {
+	if more, err = d.evictOldestLoose(); more || err != nil {
+		return more, err
+	}
 	err = d.committer.commitEssential(ctx, &transaction{
 		decide: func(v txn.Reader) (txn.Record, error) {
 			var victims []Generation
@@ -171,6 +174,25 @@ func (d *DB) evictFromDisk(ctx context.Context) (more bool, err error) {
 	})
 	return more, err
 }
+
+// evictOldestLoose deletes loose pages of the oldest segment, unless a superseded checkpoint goes before them.
+func (d *DB) evictOldestLoose() (more bool, err error) {
+	snapshot := d.index.Snapshot()
+	defer snapshot.Close()
+	first, err := txn.FirstGoes(snapshot)
+	if err != nil || first {
+		return false, err
+	}
+	keys, err := d.loose.oldest(snapshot, looseEvictAtOnce)
+	if err != nil || len(keys) == 0 {
+		return false, err
+	}
+	_, err = d.dropLoose(keys)
+	return true, err
+}
+
+// looseEvictAtOnce is how many loose pages one round of disk eviction deletes.
+const looseEvictAtOnce = 64
 
 // evictAtOnce is how many checkpoints one round of disk eviction retires.
 const evictAtOnce = 4

@@ -39,6 +39,7 @@ type DB struct {
 	gate      *gate
 	admission admission
 	curator   *curator
+	loose     *looseIndex
 	loops     sync.WaitGroup // background loops; they end when the gate shuts
 	telemetry *telemetry
 	counters  counters
@@ -109,6 +110,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		return nil, fmt.Errorf("db: %w", err)
 	}
 	undo = append(undo, d.index.Close)
+	d.loose = &looseIndex{index: d.index}
 	if err = d.openLog(ctx); err != nil {
 		return nil, err
 	}
@@ -187,7 +189,21 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 	if err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
+	var loose map[uint64]int64
+	var looseBytes int64
+	if err := (catalogue{d.index}).Read(func(v txn.Reader) (err error) {
+		loose, looseBytes, err = d.loose.segments(v)
+		return err
+	}); err != nil {
+		return fmt.Errorf("db: %w", err)
+	}
+	for n, pages := range loose {
+		plan.Live[n] += pages
+	}
 	for _, n := range plan.Orphans {
+		if loose[n] > 0 {
+			continue
+		}
 		if err := d.segments.Remove(n); err != nil {
 			return fmt.Errorf("db: orphaned segment %d: %w", n, err)
 		}
@@ -204,7 +220,7 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 	}); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
-	d.disk = newDiskSpace(d.segments, d.options.DiskBytes, accounts.AllocatedBytes, plan.Live, d.options.Logger)
+	d.disk = newDiskSpace(d.segments, d.options.DiskBytes, accounts.AllocatedBytes+looseBytes, plan.Live, d.options.Logger)
 	d.disk.evict = d.evictFromDisk
 	d.residency = newResidency(d.arena, d.disk.free)
 	if d.committer, err = newCommitter(d.log, d.index, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {

@@ -91,6 +91,10 @@ const (
 	MaxLeases = 4096
 	// MaxOwners bounds the owners that are registered.
 	MaxOwners = 1024
+	// MaxLooseKeyBytes bounds the key of a loose page.
+	MaxLooseKeyBytes = 1024
+	// MaxLooseBatch bounds the loose pages of one call.
+	MaxLooseBatch = 1 << 14
 	// MaxQuarantine bounds the lost pages that are remembered until they are published again.
 	MaxQuarantine = 1 << 16
 )

@@ -34,6 +34,10 @@ func (d *DB) persist(ctx context.Context, pages []*page) error {
 	if err := d.writePages(ctx, pages); err != nil {
 		return err
 	}
+	loose, pages := splitLoose(pages)
+	if err := d.indexLoose(loose); err != nil {
+		return err
+	}
 	var intents []txn.PersistIntent
 	r := d.residency
 	r.mu.Lock()
@@ -53,6 +57,21 @@ func (d *DB) persist(ctx context.Context, pages []*page) error {
 		}
 		return rec, nil
 	}}, true)
+}
+
+// indexLoose enters loose pages that have disk copies in their index. Who was deleted meanwhile stays out.
+func (d *DB) indexLoose(pages []*page) error {
+	if len(pages) == 0 {
+		return nil
+	}
+	return d.loose.add(pages, func(p *page) (txn.Placement, bool) {
+		d.residency.mu.Lock()
+		defer d.residency.mu.Unlock()
+		if !p.known || p.lost {
+			return txn.Placement{}, false
+		}
+		return p.place[0], true
+	})
 }
 
 // writePages returns once every page of the list has a disk copy, written for this caller or for somebody else.

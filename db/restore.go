@@ -22,18 +22,12 @@ type Page struct {
 // the Restore ends, at its deadline, or with its owner; then the pages may be given to others at once, unless a Transfer
 // covers them. It is safe for concurrent use.
 type Restoration struct {
-	db     *DB
+	hold
 	offset int64
 	gen    Generation
 	meta   []byte
 	where  []claim
 	last   txn.Key // as in candidate
-	lease  lease
-
-	// Guarded by residency.mu.
-	pages     []*page // nil once they are given back
-	ended     string  // why the lease ended; empty while it lasts
-	transfers int
 }
 
 // Offset is the length of the restored prefix in tokens.
@@ -58,68 +52,6 @@ func (r *Restoration) Pages(rank int) []Page {
 		pages[i] = Page{Group: r.where[i].group, Position: r.where[i].position, Key: p.key, Bytes: p.slots[rank].Bytes()}
 	}
 	return pages
-}
-
-// Release lets go of the pages. Releasing again, or after the lease has ended, does nothing.
-func (r *Restoration) Release() { r.end("released") }
-
-// Err tells whether the lease still lasts: ErrConflict, saying why it ended, if not.
-func (r *Restoration) Err() error {
-	r.db.residency.mu.Lock()
-	defer r.db.residency.mu.Unlock()
-	return r.err()
-}
-
-func (r *Restoration) err() error {
-	if r.ended != "" {
-		return fmt.Errorf("db: restoration at %d: %s: %w", r.offset, r.ended, ErrConflict)
-	}
-	return nil
-}
-
-// Transfer says that a copy engine is about to read the pages on its own. They stay pinned until Done, also past the end of
-// the lease. ErrConflict if the lease has ended.
-func (r *Restoration) Transfer() (*Transfer, error) {
-	t := r.db.residency
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if err := r.err(); err != nil {
-		return nil, err
-	}
-	r.transfers++
-	r.db.counters.transfers.Add(1)
-	return &Transfer{done: func() {
-		t.mu.Lock()
-		r.transfers--
-		pages := r.spent()
-		t.mu.Unlock()
-		t.unpinAll(pages)
-		r.db.counters.transfers.Add(-1)
-	}}, nil
-}
-
-// spent gives the pages to be unpinned, once the lease has ended and the last copy is done. With residency.mu.
-func (r *Restoration) spent() (pages []*page) {
-	if r.ended != "" && r.transfers == 0 {
-		pages, r.pages = r.pages, nil
-	}
-	return pages
-}
-
-// end implements holder.
-func (r *Restoration) end(why string) {
-	t := r.db.residency
-	t.mu.Lock()
-	if r.ended != "" {
-		t.mu.Unlock()
-		return
-	}
-	r.ended = why
-	pages := r.spent()
-	t.mu.Unlock()
-	r.lease.stop()
-	t.unpinAll(pages)
-	r.db.counters.leases.Add(-1)
 }
 
 // Bounds of what a restore retries.
@@ -152,9 +84,8 @@ func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (*Restor
 	if err != nil {
 		return nil, err
 	}
-	if d.counters.leases.Add(1) > MaxLeases {
-		d.counters.leases.Add(-1)
-		return nil, fmt.Errorf("db: %d restorations are held: %w", MaxLeases, ErrBusy)
+	if err := d.admit(); err != nil {
+		return nil, err
 	}
 	r, err := d.restore(ctx, s, limit)
 	if err != nil {
@@ -238,7 +169,7 @@ func (d *DB) restoreLongest(ctx context.Context, s *Sequence, limit int64) (*Res
 		snapshot.Close()
 		return nil, err
 	}
-	r := &Restoration{db: d, offset: c.offset, gen: c.gen, last: c.last}
+	r := &Restoration{hold: hold{db: d, what: fmt.Sprintf("restoration at %d", c.offset)}, offset: c.offset, gen: c.gen, last: c.last}
 	keys, err := r.locate(snapshot, s)
 	if err == nil {
 		err = d.pinKnown(snapshot, r, keys, s.namespace.identity.Layout.Ranks)
@@ -251,7 +182,11 @@ func (d *DB) restoreLongest(ctx context.Context, s *Sequence, limit int64) (*Res
 		d.residency.unpinAll(r.pages)
 		return nil, err
 	}
-	if err := d.load(ctx, r, s.namespace.identity.Layout.Ranks); err != nil {
+	if err := d.load(ctx, r.pages, s.namespace.identity.Layout.Ranks); err != nil {
+		var gone *lostPages
+		if errors.As(err, &gone) {
+			gone.offset = r.offset
+		}
 		return nil, err
 	}
 	return r, nil
@@ -395,9 +330,9 @@ func (d *DB) stillThere(r *Restoration) error {
 	return nil
 }
 
-// load waits until all pages of the restoration are in RAM, reading those that nobody else reads. On success the restoration
-// holds all pins; on an error all are let go.
-func (d *DB) load(ctx context.Context, r *Restoration, ranks int) error {
+// load waits until all of the pages, which the caller has pinned, are in RAM, reading those that nobody else reads. On an error
+// they are unpinned.
+func (d *DB) load(ctx context.Context, pages []*page, ranks int) error {
 	t := d.residency
 	var own *load
 	for {
@@ -405,7 +340,7 @@ func (d *DB) load(ctx context.Context, r *Restoration, ranks int) error {
 		var wait *job
 		lost := false
 		t.mu.Lock()
-		for _, p := range r.pages {
+		for _, p := range pages {
 			switch {
 			case p.slots != nil:
 			case p.lost || p.place == nil:
@@ -434,20 +369,20 @@ func (d *DB) load(ctx context.Context, r *Restoration, ranks int) error {
 			case <-wait.done:
 				continue
 			case <-d.gate.stopping:
-				t.unpinAll(r.pages)
+				t.unpinAll(pages)
 				return errClosed
 			case <-ctx.Done():
-				t.unpinAll(r.pages)
+				t.unpinAll(pages)
 				return fmt.Errorf("db: waiting for pages to be read: %w: %w", ErrBusy, context.Cause(ctx))
 			}
 		case own != nil && own.lost > 0:
-			t.unpinAll(r.pages)
-			return &lostPages{offset: r.offset, pages: own.lost, cause: own.err}
+			t.unpinAll(pages)
+			return &lostPages{pages: own.lost, cause: own.err}
 		case lost:
-			t.unpinAll(r.pages)
+			t.unpinAll(pages)
 			return errChanged // who read them found them bad and has retired the checkpoint
 		case len(mine) > 0:
-			t.unpinAll(r.pages)
+			t.unpinAll(pages)
 			if own != nil && own.err != nil {
 				return own.err
 			}

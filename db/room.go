@@ -188,6 +188,15 @@ func (d *DB) giveUpCool(ctx context.Context, pages []*page) error {
 }
 
 func (d *DB) giveUpIf(ctx context.Context, pages []*page, reason txn.Reason, may func(*txn.PageEntry) bool) error {
+	loose, pages := splitLoose(pages)
+	if len(loose) > 0 {
+		if _, err := d.dropLoose(keysOf(loose)); err != nil {
+			return err
+		}
+	}
+	if len(pages) == 0 {
+		return nil
+	}
 	dependents := func(v txn.Reader) (needed []Generation, err error) {
 		for _, p := range pages {
 			e, err := txn.ReadPage(v, p.key)

@@ -66,8 +66,6 @@ type Order struct {
 	Transfer *Transfer
 }
 
-func (o Order) isZero() bool { return o == Order{} }
-
 // Batch is one request: regions of one device that are copied in the same direction, in no particular order.
 type Batch struct {
 	Device    int // index in Engine.Devices

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/holdfast-db/holdfast/gpu/internal/driver"
+	"github.com/holdfast-db/holdfast/gpu/internal/fakecuda"
 )
 
 // The tests named TestDevice are for a machine with a GPU and are what check.sh runs there. HOLDFAST_GPU_LIBRARY names
@@ -67,15 +68,14 @@ type deviceStream struct {
 }
 
 func (m *deviceMachine) newStream(t testing.TB, device int) testStream {
+	if m.c != nil {
+		return m.fakeMachine.newStream(t, device)
+	}
 	ctx := m.ctx(t, device)
 	s, err := ctx.Stream(false)
 	require.NoError(t, err)
 	x := &deviceStream{t: t, ctx: ctx, stream: s}
-	const bytes = 256 << 20
-	fills := 1200
-	if deviceLibrary() != "" { // which has the speed of a processor
-		fills = 2
-	}
+	const bytes, fills = 256 << 20, 1000
 	x.busy, err = ctx.Alloc(bytes)
 	require.NoError(t, err)
 	for range fills {
@@ -101,6 +101,11 @@ func deviceRig(o CUDAOptions) rig {
 	return rig{name: "cuda", open: func(t testing.TB, engine Options) machine {
 		m := &deviceMachine{}
 		m.b = openDevice(t, o)
+		if deviceLibrary() != "" {
+			c, err := fakecuda.Attach(deviceLibrary())
+			require.NoError(t, err)
+			m.c = c
+		}
 		if engine.Logger == nil {
 			engine.Logger = quiet
 		}
@@ -133,7 +138,7 @@ func TestDeviceABI(t *testing.T) {
 
 func TestDeviceConformance(t *testing.T) {
 	openDevice(t, CUDAOptions{})
-	conform(t, deviceRig(CUDAOptions{}))
+	conform(t, deviceRig(CUDAOptions{KernelBytes: 16 << 10}))
 }
 
 func TestDeviceMethodsAreExact(t *testing.T) {

@@ -391,6 +391,50 @@ func TestCUDAHangsWhileItIsOpened(t *testing.T) {
 	m.letGo()
 }
 
+// A copy whose event could not be recorded is waited for by draining its stream; if that fails too, nobody knows when it
+// ends, and the device is lost.
+func TestCUDADrainThatFailsIsFatal_GPU03(t *testing.T) {
+	m := fakeRig(CUDAOptions{KernelBytes: -1}, nil).open(t, Options{}).(*fakeMachine)
+	host := pinned(t, m.e, 4096)
+	device := m.alloc(t, 0, 4096)
+	b := Batch{Direction: Load, Regions: []Region{{device, host}}}
+	require.NoError(t, wait(t, submit(t, m.e, b)))
+
+	m.failCall(3) // set current, copy, and then record
+	x := submit(t, m.e, b)
+	require.ErrorContains(t, wait(t, x), "cuEventRecord")
+	require.False(t, x.Quarantined(), "the stream was drained")
+
+	m.hold()
+	m.c.FailMore.Store(100)
+	m.failCall(3)
+	x = submit(t, m.e, b)
+	require.ErrorIs(t, wait(t, x), ErrDeviceLost)
+	require.True(t, x.Quarantined())
+	m.c.FailAt.Store(0)
+	require.ErrorIs(t, m.e.Close(t.Context()), ErrDeviceLost)
+	m.c.Lost[0].Store(1) // so that the machine is not expected to close
+}
+
+// A batch waits for an event of the caller, and one that fails fails it.
+func TestCUDAEventOrder_GPU03(t *testing.T) {
+	m := fakeRig(CUDAOptions{KernelBytes: -1}, nil).open(t, Options{}).(*fakeMachine)
+	host := pinned(t, m.e, 4096)
+	device := m.alloc(t, 0, 4096)
+	s := m.newStream(t, 0).(*fakeStream)
+	s.fill(device, 4096, 7)
+	event, err := s.ctx.Event()
+	require.NoError(t, err)
+	require.NoError(t, s.ctx.EventRecord(event, s.stream))
+	x := submit(t, m.e, Batch{Direction: Store, Regions: []Region{{device, host}}, After: Order{Event: event, Stream: s.stream}})
+	require.False(t, isClosed(x.Done()))
+	s.start()
+	require.NoError(t, wait(t, x))
+	require.Equal(t, bytes.Repeat([]byte{7}, 4096), host)
+	require.NoError(t, s.ctx.EventDestroy(event))
+	s.close()
+}
+
 func TestDriverErrorsHaveOneClass(t *testing.T) {
 	for c := driver.Code(1); c < 1000; c++ {
 		err := driverError(c)

@@ -39,7 +39,7 @@ var mutants = []struct {
 	{"a failed chunk is a success", []edit{{"dispatcher.go", "		} else {\n			t.fail(err)\n		}\n		t.inFlight", "		}\n		t.inFlight"}}},
 	{"cancel does not wait for what runs", []edit{{"transfer.go", "		t.fail(ErrCanceled)\n		t.finish()\n", "		t.fail(ErrCanceled)\n		t.inFlight = nil\n		t.finish()\n"}}},
 	{"cancel goes on issuing", []edit{{"transfer.go", "	if t.stage == ready {\n		t.d.dequeue(t)\n	}\n	t.stage = issued\n", ""}}},
-	{"descriptors of all slots in the same memory", []edit{{"cuda_lane.go", "		s.carve(runs)\n", "		if len(l.slots) > 0 {\n			s.memory = l.slots[0].memory\n		}\n		s.carve(runs)\n"}}},
+	{"descriptors of all slots in the same memory", []edit{{"cuda_lane.go", "		s.carve(runs)\n", "		s.carve(runs)\n		if len(l.slots) > 0 {\n			s.chunk = l.slots[0].chunk\n		}\n"}}},
 	{"the context of whoever was last on the thread", []edit{{"internal/driver/shim.c", "	out.result = d->set_current((CUcontext)ctx);\n", "	(void)ctx;\n"}}},
 	{"one copy over two registrations", []edit{{"batch.go", "				n = min(n, int64(piece.end-r.hostAddress()))\n", ""}}},
 	{"the window is open", []edit{{"dispatcher.go", "regions: d.limits.WindowRuns})", "regions: d.limits.WindowRuns}) || true"}}},

@@ -117,9 +117,14 @@ func (t *Transfer) Cancel() {
 	t.unlock()
 }
 
-// end settles the transfer with err at once, in quarantine if it has chunks in flight.
+// end settles the transfer with err at once, in quarantine if it has chunks in flight. If it has failed before and waits for
+// those chunks, err is what the caller has to know first.
 func (t *Transfer) end(err error) {
 	t.d.mu.Lock()
+	if before := t.err; before != nil && t.stage != settled {
+		t.err = nil
+		err = fmt.Errorf("%w; before that: %v", err, before)
+	}
 	t.fail(err)
 	t.settle()
 	t.unlock()
@@ -231,11 +236,6 @@ func (t *Transfer) unlock() {
 	}
 	t.busy = false
 	t.d.mu.Unlock()
-}
-
-// rest takes c off the chunks in flight: it is proven at rest. Called with d.mu held.
-func (t *Transfer) rest(c *chunk) {
-	t.inFlight = slices.DeleteFunc(t.inFlight, func(o *chunk) bool { return o == c })
 }
 
 // transferGate is the order after another transfer. It is passed when that is released, and fails if it never will be

@@ -18,8 +18,10 @@ import (
 //	namespace NAME ranks=N            groups, one a line: chained tokens= bytes=, sliding tokens= window= bytes=, state pages= bytes=
 //	publish NAME in=NAMESPACE seq=(TOKEN*COUNT, ...)
 //	        committed=N  durable  meta=TEXT  disk=SEGMENT  missing=(GROUP.POSITION, ...)  supersedes=(NAME, ...)
+//	        request=NAME  kind=prompt|response|tail|instruction  continues=NAME: any of these asks the supersession policy
 //	        bytes=(GROUP, BYTES), count=(GROUP, PAGES), without=GROUP, ranks=N: the manifest says so, whatever the namespace does
 //	retire NAME ... [delete] [strict]     delete NAME ...     supersede NAME ... by=NAME     current NAME ...
+//	used NAME ...                         end-grace NAME ...
 //	persist PAGE ... to=SEGMENT [move]    persist all to=SEGMENT: what has no disk copy
 //	lookup, prefixes, boundary  in=NAMESPACE seq=(...)        list, accounts, dump, check, hash
 //
@@ -84,6 +86,10 @@ func (h *history) run(t *testing.T, d *datadriven.TestData) string {
 			by = h.generation(t, value(t, d, "by"))
 		}
 		r, err := DecideSupersede(h.view, by, h.generations(t, d))
+		h.decided(t, &out, r, r == nil, err)
+	case "used", "end-grace":
+		mark := map[string]MarkKind{"used": MarkUsed, "end-grace": MarkEndGrace}[d.Cmd]
+		r, err := DecideMark(h.view, mark, h.generations(t, d))
 		h.decided(t, &out, r, r == nil, err)
 	case "persist":
 		h.persistPages(t, d, &out)
@@ -225,6 +231,19 @@ func (h *history) publish(t *testing.T, d *datadriven.TestData, out *strings.Bui
 			in.Supersedes = append(in.Supersedes, h.generation(t, old))
 		}
 	}
+	if d.HasArg("request") || d.HasArg("kind") || d.HasArg("continues") {
+		in.PrefixKey = q.prefix
+		in.Manifest.Request = ""
+	}
+	if d.HasArg("request") {
+		in.Manifest.Request = value(t, d, "request")
+	}
+	if d.HasArg("kind") {
+		in.Manifest.Kind = map[string]uint8{"prompt": PromptKind, "response": 2, "tail": 3, "instruction": InstructionKind}[value(t, d, "kind")]
+	}
+	if d.HasArg("continues") {
+		in.Manifest.Continues = h.generation(t, value(t, d, "continues"))
+	}
 	in.Durable = d.HasArg("durable")
 	missing, _ := d.Arg("missing")
 	pages := q.pages()
@@ -239,11 +258,8 @@ func (h *history) publish(t *testing.T, d *datadriven.TestData, out *strings.Bui
 		}
 		return h.disk.copies(uint64(number(t, d, value(t, d, "disk"))), p.ranks, p.bytes), true
 	}
-	g := in.Manifest.Generation()
-	if h.names[name].IsZero() {
-		h.names[name] = g
-		h.label(name, Key(g))
-	}
+	labels := len(h.labels)
+	h.label(name, Key(in.Manifest.Generation()))
 	for _, p := range pages {
 		h.label(name+":"+p.label, p.key)
 	}
@@ -253,6 +269,15 @@ func (h *history) publish(t *testing.T, d *datadriven.TestData, out *strings.Bui
 	h.label(name+"@", in.Manifest.Prefix)
 	r, err := DecidePublish(h.view, in)
 	h.decided(t, out, r, r == nil, err)
+	if err == nil {
+		require.Contains(t, []Generation{{}, in.Manifest.Generation()}, h.names[name], "%s names another checkpoint", name)
+		h.names[name] = in.Manifest.Generation()
+		return
+	}
+	for _, name := range h.labels[labels:] { // what was refused has no name
+		delete(h.keys, name)
+	}
+	h.labels = h.labels[:labels]
 }
 
 func (h *history) persistPages(t *testing.T, d *datadriven.TestData, out *strings.Builder) {
@@ -327,6 +352,12 @@ func (h *history) decided(t *testing.T, out *strings.Builder, r Record, none boo
 			fmt.Fprintf(out, " %s", h.nameOf(page.Key))
 		}
 		out.WriteString("\n")
+		if g := p.Manifest.Continues; !g.IsZero() {
+			fmt.Fprintf(out, "continues %s\n", h.nameOf(Key(g)))
+		}
+		for _, g := range p.Supersedes {
+			fmt.Fprintf(out, "supersedes %s\n", h.nameOf(Key(g)))
+		}
 	}
 	effects := h.commit(t, r)
 	fmt.Fprintf(out, "LSN %d: %v, %d bytes\n", h.lsn, r.Kind(), len(h.log[len(h.log)-1].payload))
@@ -337,7 +368,7 @@ func (h *history) effects(out *strings.Builder, e *Effects) {
 	for _, x := range []struct {
 		what string
 		gens []Generation
-	}{{"listed", e.Listed}, {"retired", e.Retired}, {"deleted", e.Deleted}, {"durable", e.Durable}} {
+	}{{"listed", e.Listed}, {"retired", e.Retired}, {"deleted", e.Deleted}, {"durable", e.Durable}, {"grace for", e.Graced}} {
 		if len(x.gens) == 0 {
 			continue
 		}
@@ -349,6 +380,16 @@ func (h *history) effects(out *strings.Builder, e *Effects) {
 	}
 	for _, p := range e.Dropped {
 		fmt.Fprintf(out, "dropped %s: %d B × %d%s\n", h.nameOf(p.Key), p.Bytes, p.Ranks, where(p.Place))
+	}
+	for what, keys := range map[string][]Key{"cooled": e.Cooled, "warmed": e.Warmed} { // never both
+		if len(keys) > 0 {
+			var names []string
+			for _, key := range keys {
+				names = append(names, h.nameOf(key))
+			}
+			slices.Sort(names)
+			fmt.Fprintf(out, "%s %s\n", what, strings.Join(names, " "))
+		}
 	}
 	if len(e.Freed) > 0 {
 		fmt.Fprintf(out, "freed%s\n", where(e.Freed))
@@ -369,11 +410,20 @@ func (h *history) describe(t *testing.T, out *strings.Builder, g Generation) {
 	m, err := ReadManifest(h.view, g)
 	require.NoError(t, err)
 	fmt.Fprintf(out, "%s@%d %v LSN %d", h.nameOf(Key(g)), m.Offset, s.Status, s.Published)
+	if s.Used != s.Published {
+		fmt.Fprintf(out, " used %d", s.Used)
+	}
 	if s.Durable {
 		out.WriteString(" durable")
 	}
 	if s.Superseded() {
 		fmt.Fprintf(out, " superseded by %s", h.nameOf(Key(s.SupersededBy)))
+	}
+	if s.Continued {
+		out.WriteString(" continued")
+	}
+	if s.Grace {
+		out.WriteString(" in grace")
 	}
 	out.WriteString("\n")
 }
@@ -416,8 +466,8 @@ func (h *history) dump(t *testing.T, out *strings.Builder) {
 		case tagPage:
 			var p PageEntry
 			require.NoError(t, p.unmarshal(b))
-			fmt.Fprintf(out, "page %s: depth %d after %q, %d B × %d, held %d, listed %d, chain durable %v%s\n",
-				name(1), p.Depth, h.nameOf(p.Parent), p.Bytes, p.Ranks, p.Held, p.Listed, p.ChainDurable, where(p.Place))
+			fmt.Fprintf(out, "page %s: depth %d after %q, %d B × %d, held %d, listed %d, current %d, chain durable %v%s\n",
+				name(1), p.Depth, h.nameOf(p.Parent), p.Bytes, p.Ranks, p.Held, p.Listed, p.Current, p.ChainDurable, where(p.Place))
 		case tagState:
 			out.WriteString("state ")
 			h.describe(t, out, Generation(k[1:]))
@@ -425,6 +475,10 @@ func (h *history) dump(t *testing.T, out *strings.Builder) {
 			fmt.Fprintf(out, "waiting %s: %d\n", name(1), b[0])
 		case tagSupersede:
 			fmt.Fprintf(out, "supersede %s ← %s\n", name(33), name(1))
+		case tagGrace:
+			fmt.Fprintf(out, "grace %s\n", name(1))
+		case tagRequest:
+			fmt.Fprintf(out, "request of %s in %s\n", name(65), name(1))
 		case tagApplied:
 			fmt.Fprintf(out, "applied %d\n", binary.BigEndian.Uint64(b))
 		}

@@ -41,8 +41,8 @@ func lacking(missing Key) func(Key) ([]Placement, bool) {
 	return func(key Key) ([]Placement, bool) { return nil, key != missing }
 }
 
-func TestCompleteAtPublish(t *testing.T) {
-	c, q, base := hybrid(t)
+func TestCompleteAtPublish_PUB05_B03_B08(t *testing.T) {
+	c, q, _ := hybrid(t)
 	more := q.plus(run(1, 200)...)
 	refused := func(class error, change func(in *PublishIntent)) {
 		t.Helper()
@@ -78,15 +78,6 @@ func TestCompleteAtPublish(t *testing.T) {
 		in.ChainKey = func(_ int, position int64) Key { return q.pageAt(0, position%4) }
 		refusedBy(t, c, CompleteAtPublish, ErrInvalid, c.decide(in))
 	}
-
-	// What only a retired checkpoint holds may be gone from memory.
-	c.retire(t, false, base)
-	for _, p := range q.pages() {
-		in := q.intent("")
-		in.Have = lacking(p.key)
-		refusedBy(t, c, CompleteAtPublish, ErrConflict, c.decide(in))
-	}
-	c.publish(t, q.intent(""))
 }
 
 // TestMalformedManifests: what is no manifest at all is refused before any invariant is asked.
@@ -223,6 +214,8 @@ func TestSupersedeIsAPreference(t *testing.T) {
 	r, err := DecideSupersede(c.view, more, []Generation{base})
 	require.NoError(t, err)
 	effects := c.commit(t, r)
+	require.NotEmpty(t, effects.Cooled, "pages that base alone has go first")
+	effects.Cooled = nil
 	require.Equal(t, &Effects{}, effects, "nothing is retired, deleted or dropped")
 	require.Equal(t, []Generation{base, more}, c.listed(t))
 	g, offset, err := LongestListed(c.view, q.query())
@@ -238,13 +231,30 @@ func TestSupersedeIsAPreference(t *testing.T) {
 			}
 		}
 	}
-	require.ElementsMatch(t, []byte{tagAccounts, tagOrder, tagState, tagSupersede, tagApplied}, slices.Collect(maps.Keys(changed)))
+	require.ElementsMatch(t, []byte{tagAccounts, tagOrder, tagPage, tagState, tagSupersede, tagApplied}, slices.Collect(maps.Keys(changed)))
 
 	r, err = DecideSupersede(c.view, Generation{}, []Generation{base})
 	require.NoError(t, err)
 	c.commit(t, r)
 	require.NoError(t, writeApplied(c.view, 2))
 	require.Equal(t, hash(t, before), hash(t, c.view), "and back")
+}
+
+// TestMarksNeedListedCheckpoints: what is not listed has no place in the order of eviction.
+func TestMarksNeedListedCheckpoints(t *testing.T) {
+	c, _, base := hybrid(t)
+	for _, mark := range []MarkKind{0, MarkEndGrace + 1} {
+		_, err := DecideMark(c.view, mark, []Generation{base})
+		require.ErrorIs(t, err, ErrInvalid)
+	}
+	c.retire(t, false, base)
+	for _, r := range []Record{&Mark{Mark: MarkUsed, Generations: []Generation{base}}, &Supersede{Generations: []Generation{base}}} {
+		_, err := Apply(c.view.Clone(), c.lsn+1, r)
+		require.ErrorIs(t, err, ErrCorrupt)
+		require.Contains(t, err.Error(), SupersedeIsAPreference)
+	}
+	_, err := Apply(c.view.Clone(), c.lsn+1, &Mark{Mark: MarkUsed, Generations: []Generation{{1}}})
+	require.ErrorIs(t, err, ErrCorrupt)
 }
 
 func TestNoDanglingSupersede(t *testing.T) {
@@ -280,7 +290,7 @@ func TestNoDanglingSupersede(t *testing.T) {
 
 	// Records that say so nevertheless are not applied.
 	for _, r := range []*Supersede{{By: mid, Generations: []Generation{newest}}, {By: retired, Generations: []Generation{base}},
-		{By: newest, Generations: []Generation{newest}}, {By: newest, Generations: []Generation{retired}}} {
+		{By: newest, Generations: []Generation{newest}}} {
 		_, err := Apply(c.view.Clone(), c.lsn+1, r)
 		require.ErrorIs(t, err, ErrCorrupt)
 		require.Contains(t, err.Error(), NoDanglingSupersede)
@@ -353,9 +363,15 @@ func rich(t *testing.T) *catalogue {
 	for _, p := range q.pages() {
 		c.persist(t, PersistIntent{Key: p.key, Place: d.copies(2, 2, p.bytes)})
 	}
-	in := q.plus(run(1, 300)...).intent("")
+	first := q.plus(run(1, 300)...)
+	in := first.intent("")
 	in.Supersedes = []Generation{base}
 	c.publish(t, in)
+	for i, q := range []*sequence{first.plus(1), first.plus(1, 1)} { // the first one is continued from and superseded
+		in := q.intent("")
+		in.PrefixKey, in.Manifest.Request = q.prefix, string(rune('a'+i))
+		c.publish(t, in)
+	}
 	gone, _ := c.publish(t, q.plus(run(2, 300)...).intent(""))
 	c.retire(t, false, gone)
 	c.publish(t, q.first(10).intent(""))
@@ -435,11 +451,15 @@ func free(t *testing.T, tag byte, before, after []byte) bool {
 		require.NoError(t, b.unmarshal(after))
 		a.LastSegment = max(a.LastSegment, b.LastSegment)
 		return a == b
-	case tagState: // a retired one keeps the mark that it had
+	case tagState: // when it was published, and whether it was continued from; a retired one keeps the marks that it had
 		var a, b State
 		require.NoError(t, a.unmarshal(before))
 		require.NoError(t, b.unmarshal(after))
-		return a.Status == Retired && b.Status == Retired && b.SupersededBy.IsZero()
+		if a.Status == Retired {
+			a.Durable, a.Used = b.Durable, b.Used
+		}
+		a.Published, a.Continued = b.Published, b.Continued
+		return a == b
 	}
 	return false
 }

@@ -90,9 +90,17 @@ func (m *machine) publish(*rapid.T) {
 	q = q.first(m.length(q.len()))
 	gens := m.model.generations(all)
 	meta := rapid.SampledFrom([]string{"", "", "other"}).Draw(m.t, "meta")
-	if len(gens) > 0 && rapid.IntRange(0, 4).Draw(m.t, "again") == 0 {
+	if len(gens) > 0 {
 		c := m.model.checkpoints[rapid.SampledFrom(gens).Draw(m.t, "published")]
-		q, meta = c.sequence, string(c.manifest.Meta)
+		switch rapid.SampledFrom([]string{"anything", "again", "goes on", "goes on"}).Draw(m.t, "what") {
+		case "again":
+			q, meta = c.sequence, string(c.manifest.Meta)
+		case "goes on":
+			if n := min(m.length(100), 700-c.sequence.len()); n > 0 {
+				q = c.sequence.plus(run(rapid.Int32Range(1, 2).Draw(m.t, "token"), int(n))...)
+				m.sequences = append(m.sequences, q)
+			}
+		}
 	}
 	in := q.intent(meta)
 	in.Manifest.Kind = rapid.SampledFrom([]uint8{PromptKind, PromptKind, 2, InstructionKind}).Draw(m.t, "kind")
@@ -400,6 +408,7 @@ func (m *machine) persistPages(intents, want, unused []PersistIntent) {
 func (m *machine) actions() map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){ // drawn with equal odds; more is made than taken away
 		"grow": m.grow, "publish": m.publish, "publish 2": m.publish, "publish 3": m.publish, "publish 4": m.publish, "publish 5": m.publish,
+		"publish 6": m.publish, "publish 7": m.publish, "publish 8": m.publish,
 		"retire": m.retire, "delete": m.delete, "supersede": m.supersede, "mark": m.mark, "persist": m.persist, "persist all": m.persistAll,
 	}
 }

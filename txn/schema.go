@@ -420,6 +420,15 @@ func Checkpoints(v Reader, fn func(g Generation) (more bool, err error)) error {
 	return scanGenerations(v, tagOrder, fn)
 }
 
+// FirstGoes tells whether there is a checkpoint that goes before all current ones.
+func FirstGoes(v Reader) (found bool, err error) {
+	err = v.Scan([]byte{tagOrder, 0}, func([]byte, []byte) (bool, error) {
+		found = true
+		return false, nil
+	})
+	return found, err
+}
+
 // InGrace calls fn for every superseded checkpoint whose time of grace is not over.
 func InGrace(v Reader, fn func(g Generation) (more bool, err error)) error {
 	return scanGenerations(v, tagGrace, fn)

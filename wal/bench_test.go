@@ -30,7 +30,7 @@ func BenchmarkCommit(b *testing.B) {
 }
 
 func benchmarkCommit(b *testing.B, size, callers int) {
-	const bareCommits, groupSyncs = 40, 40
+	const bareCommits, groupSyncs = 10, 10
 	dir := b.TempDir()
 	payload := make([]byte, size)
 	for i := range payload {

@@ -30,7 +30,8 @@ import (
 //   - Whatever is durable is a prefix of the log, and Synced never says more than that.
 //   - The first failed write, sync, or fence stops the log for good: the memory of tidwall, the page cache and the disk may
 //     then disagree, and a sync that is tried again may succeed without having written anything. Every later call gets
-//     the same class of error; only opening the log again, which reads what is really there, ends that.
+//     the same class of error. Only opening the log again ends that: it reads the file and writes the end that nobody
+//     vouches for once more before it believes it to be on disk.
 //   - A full disk is found before a byte is written, by claiming blocks, and therefore stops nothing: ErrNoSpace refuses one
 //     batch. Should a write or sync run out of space all the same, because the file system cannot claim blocks
 //     ahead, it is a failed write like any other.

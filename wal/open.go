@@ -263,7 +263,7 @@ func (s *survey) repair(fsys FS, dir string) error {
 		return fsys.SyncDir(filepath.Dir(dir))
 	}
 	// What was read may be in the page cache only, left there by a process that died or whose sync failed. It is taken for
-	// good from here on, and must not be lost to a later power failure.
+	// good from here on, and must not be lost to a later power failure. What the last frame knows to be durable is.
 	newest := s.whole[len(s.whole)-1]
 	if s.report.File == newest.file() {
 		if err := fsys.Truncate(newest.file(), newest.size); err != nil {

@@ -98,7 +98,7 @@ func TestHelpHasExamplesAndExitStatuses(t *testing.T) {
 			require.Contains(t, stdout, statusHelp, "%v", command)
 		}
 		for line := range strings.Lines(stdout) {
-			require.LessOrEqual(t, len([]rune(strings.TrimRight(line, "\n"))), 120, "%v: %s", command, line)
+			require.LessOrEqual(t, len([]rune(strings.TrimRight(line, "\n"))), 80, "%v: %s", command, line)
 		}
 	}
 }

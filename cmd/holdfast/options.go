@@ -73,8 +73,8 @@ publication contains filling its new pages.
   # a recorded trace, killing the database every 500 acknowledged requests
   holdfast replay --trace requests.jsonl --kill-every 500
 
-  # an attention-only model on two ranks, with little room, in a directory that is kept
-  holdfast replay --model attention --ranks 2 --ram 256MiB --disk 2GiB --dir ./checkpoints
+  # an attention-only model on two ranks, with little room, in a kept directory
+  holdfast replay --model attention --ranks 2 --ram 256MiB --disk 2GiB --dir ./kept
 
   # for scripts
   holdfast replay --limit 200 --json | jq .mismatches`,

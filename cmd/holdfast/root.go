@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -13,10 +14,12 @@ func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "holdfast",
 		Short: "The command line of the Holdfast checkpoint database",
-		Long: `Holdfast is an embedded, crash-safe checkpoint database for LLM serving: a checkpoint
-that lookup returns can be restored byte for byte on every rank, or it is not listed.
+		Long: `Holdfast is an embedded, crash-safe checkpoint database for LLM serving: a
+checkpoint that lookup returns can be restored byte for byte on every rank, or
+it is not listed.
 
-Sizes are written like 4096, 64KiB, 1.5GiB (powers of 1024) or 64KB, 24G (powers of 1000).
+Sizes are written like 4096, 64KiB, 1.5GiB (powers of 1024) or 64KB, 24G (powers
+of 1000).
 
 ` + statusHelp,
 		Example: `  holdfast replay
@@ -27,6 +30,8 @@ Sizes are written like 4096, 64KiB, 1.5GiB (powers of 1024) or 64KB, 24G (powers
 		SilenceErrors: true,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+	// Help is written for terminals of 80 columns; flags are wrapped like the text above them.
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ", ".FlagUsagesWrapped 80 "))
 	root.PersistentFlags().Bool("json", false, "print the result as one JSON object on standard output")
 	root.AddCommand(newReplayCommand(), newReplayChildCommand(), newBenchCommand(), newVersionCommand())
 	return root

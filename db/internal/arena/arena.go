@@ -40,8 +40,8 @@ var ErrFull = fmt.Errorf("arena full: %w", txn.ErrBusy)
 //	  ▲                              │
 //	  └─────────── released ◀────────┘   when another class needs its bytes
 //
-// A freed slot stays *warm*: its memory stays, because giving it back and taking it again costs page faults that are some
-// thirty times the price of reuse. Allocation prefers the slot of its class that was freed last. Only when a
+// A freed slot stays *warm*: its memory stays, because giving it back and taking it again costs page faults, several times the
+// price of filling it (BenchmarkReuse). Allocation prefers the slot of its class that was freed last. Only when a
 // cold slot has to be used and the capacity is reached are warm slots released, longest unused class first and oldest
 // slot first, each whole. Releasing is a system call that can take milliseconds and runs outside the lock.
 //

@@ -29,6 +29,10 @@ import (
 // existing directories on by itself.
 const FormatVersion = pebble.FormatColumnarBlocks
 
+// LooseTag begins the keys of what is not of the catalogue: the index of loose pages, which no record and no LSN covers. A
+// scan of everything ends before it.
+const LooseTag = 0x80
+
 // Sizes of the index in memory.
 const (
 	memTableBytes = 32 << 20 // two of them at most: one filling, one being flushed
@@ -206,7 +210,11 @@ func (r *reader) Get(key []byte) ([]byte, error) {
 
 // Scan implements txn.Reader.
 func (r *reader) Scan(prefix []byte, fn func(key, value []byte) (bool, error)) error {
-	it, err := r.src.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: after(prefix)})
+	end := after(prefix)
+	if len(prefix) == 0 {
+		end = []byte{LooseTag}
+	}
+	it, err := r.src.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: end})
 	if err != nil {
 		return classify(err)
 	}

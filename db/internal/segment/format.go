@@ -35,9 +35,10 @@ type Class uint8
 const (
 	Shared Class = 1 // pages that prefixes share
 	Own    Class = 2 // pages that only one checkpoint has
+	Loose  Class = 3 // pages without a checkpoint
 )
 
-func (c Class) valid() bool { return c == Shared || c == Own }
+func (c Class) valid() bool { return c >= Shared && c <= Loose }
 
 // String names the class as logs do.
 func (c Class) String() string {
@@ -46,6 +47,8 @@ func (c Class) String() string {
 		return "shared"
 	case Own:
 		return "own"
+	case Loose:
+		return "loose"
 	}
 	return fmt.Sprintf("class %d", uint8(c))
 }

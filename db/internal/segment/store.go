@@ -66,7 +66,7 @@ type Options struct {
 //     name was made durable before; sizes in Segments count synced batches only
 //   - a file is written by the lane that created it, never after a failed write or sync, never after a restart
 //   - bytes beside those of the page never come from the memory beside the page: everything that is not whole blocks
-//     of the caller's is copied into zeroed staging memory
+//     of the caller's is copied into staging memory, the rest of which is cleared
 //   - a page is returned only if its length and checksum are those of the placement
 //   - names that do not look like a segment, and things that are no plain file, are never opened, changed or removed
 //
@@ -93,7 +93,7 @@ type Store struct {
 	closed   bool
 	highest  uint64 // highest number used
 	segments map[uint64]*segment
-	lanes    [2]*lane   // by class − 1; nil before the first Append
+	lanes    [3]*lane   // by class − 1; nil before the first Append
 	idle     *list.List // segments with an open file that nobody reads, most recently used first
 	open     int        // segments with an open file
 }

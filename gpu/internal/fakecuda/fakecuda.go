@@ -21,9 +21,9 @@ var source embed.FS
 
 // Control is the memory that a test shares with a library, the same as struct control in c/control.h.
 type Control struct {
-	Devices, Version, BatchABIs, InitResult, Hold, HoldFills, FailAt, FailWith, DelayMicroseconds, Seed atomic.Uint64
-	Lost                                                                                                [8]atomic.Uint64
-	ModuleResult                                                                                        atomic.Uint64
+	Devices, Version, BatchABIs, InitResult, Hold, HoldFills, FailAt, FailMore, FailWith, DelayMicroseconds, Seed atomic.Uint64
+	Lost                                                                                                          [8]atomic.Uint64
+	ModuleResult                                                                                                  atomic.Uint64
 
 	Calls, Copies, Batches, Batched, Planes, Kernels, KernelRuns, Allocations, Streams, Events, Imports, Contexts, Violations atomic.Uint64
 	violation                                                                                                                 [256]byte

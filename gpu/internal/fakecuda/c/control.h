@@ -16,7 +16,8 @@ struct control {
 	_Atomic uint64_t init_result;   // of cuInit
 	_Atomic uint64_t hold;          // copies and kernels wait while it is not 0
 	_Atomic uint64_t hold_fills;    // fills wait whose value, modulo 64, is a bit of it
-	_Atomic uint64_t fail_at;       // the call with this number fails
+	_Atomic uint64_t fail_at;       // the call with this number fails, counted from 1; 0 is none
+	_Atomic uint64_t fail_more;     // and so many after it
 	_Atomic uint64_t fail_with;     // with this result
 	_Atomic uint64_t delay_us;      // longest random delay before a copy
 	_Atomic uint64_t seed;

@@ -132,7 +132,8 @@ static CUresult enter(int needs_context) {
 	}
 	if (needs_context && current->lost)
 		return current->lost;
-	if (n == atomic_load(&control->fail_at))
+	uint64_t fail = atomic_load(&control->fail_at);
+	if (fail != 0 && n >= fail && n <= fail + atomic_load(&control->fail_more))
 		return (CUresult)atomic_load(&control->fail_with);
 	return SUCCESS;
 }

@@ -1,0 +1,480 @@
+package db
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/holdfast-db/holdfast/db/internal/arena"
+	"github.com/holdfast-db/holdfast/db/internal/index"
+	"github.com/holdfast-db/holdfast/db/internal/segment"
+	"github.com/holdfast-db/holdfast/txn"
+)
+
+// Loose pages are ordinary KV chunks without a checkpoint: put, got, deleted by key. They share RAM, disk and budgets with the
+// pages of checkpoints and compete with them by recency, but they are in no manifest: their index is changed without a
+// log record, so nothing of theirs waits for a sync that a checkpoint needs, nor the other way round. The price is that a crash
+// loses those that were indexed since the last flush of the index. Losing one is an ordinary miss.
+
+// LoosePage is a page to be put. The key names what the page was computed from: equal keys mean equal bytes.
+type LoosePage struct {
+	Key   []byte // 1…MaxLooseKeyBytes
+	Bytes []byte // 1…MaxPageBytes
+}
+
+// LooseLease holds pages that were got. Like a Restoration it ends by Release, with the context, at its deadline, or with
+// its owner.
+type LooseLease struct {
+	hold
+	at []int // index into pages, −1 for a miss
+}
+
+// Bytes gives the bytes of the i-th key that was asked for, read-only; nil for a miss, and once the lease has ended.
+func (l *LooseLease) Bytes(i int) []byte {
+	l.db.residency.mu.Lock()
+	defer l.db.residency.mu.Unlock()
+	if l.ended != "" || i < 0 || i >= len(l.at) || l.at[i] < 0 {
+		return nil
+	}
+	return l.pages[l.at[i]].slots[0].Bytes()
+}
+
+// Found is the number of keys that were found.
+func (l *LooseLease) Found() (n int) {
+	for _, i := range l.at {
+		if i >= 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// looseIndex is where loose pages lie on disk. Keys, after index.LooseTag:
+//
+//	'p' ‖ key            size of the page, then its placement as 5 fixed 64-bit integers
+//	'g' ‖ segment        live pages and their allocated bytes in the segment
+//	's' ‖ segment ‖ key  nothing: the pages of a segment
+//
+// All changes of one call are one batch, so the counts are those of the pages at every moment.
+type looseIndex struct {
+	index *index.Index
+	mu    sync.Mutex // held over changes, which touch memory only
+}
+
+func looseKey(tag byte, parts ...[]byte) []byte {
+	return slices.Concat([]byte{index.LooseTag, tag}, slices.Concat(parts...))
+}
+
+func segmentBytes(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
+
+// key is the digest under which the page of a namespace is kept.
+func (n *Namespace) looseKey(key []byte) (txn.Key, error) {
+	if len(key) == 0 {
+		return txn.Key{}, fmt.Errorf("db: loose page without a key: want 1…%d bytes: %w", MaxLooseKeyBytes, ErrInvalid)
+	}
+	if len(key) > MaxLooseKeyBytes {
+		return txn.Key{}, fmt.Errorf("db: key of a loose page has %d bytes: limit %d: %w", len(key), MaxLooseKeyBytes, ErrTooLarge)
+	}
+	return sha256.Sum256(slices.Concat([]byte("holdfast/loose/1\x00"), n.id[:], key)), nil
+}
+
+const looseEntryBytes = 6 * 8
+
+func encodeLoose(bytes int64, p txn.Placement) []byte {
+	b := make([]byte, 0, looseEntryBytes)
+	for _, v := range []uint64{uint64(bytes), p.Segment, uint64(p.Offset), uint64(p.Stored), uint64(p.Codec), p.Checksum} {
+		b = binary.LittleEndian.AppendUint64(b, v)
+	}
+	return b
+}
+
+func decodeLoose(b []byte) (bytes int64, p txn.Placement, err error) {
+	if len(b) != looseEntryBytes {
+		return 0, p, fmt.Errorf("db: loose index entry of %d bytes: %w", len(b), ErrCorrupt)
+	}
+	v := func(i int) uint64 { return binary.LittleEndian.Uint64(b[i*8:]) }
+	return int64(v(0)), txn.Placement{Segment: v(1), Offset: int64(v(2)), Stored: int64(v(3)), Codec: txn.Codec(v(4)), Checksum: v(5)}, nil
+}
+
+func (x *looseIndex) find(v txn.Reader, key txn.Key) (bytes int64, p txn.Placement, ok bool, err error) {
+	b, err := v.Get(looseKey('p', key[:]))
+	if err != nil || b == nil {
+		return 0, p, false, err
+	}
+	bytes, p, err = decodeLoose(b)
+	return bytes, p, err == nil, err
+}
+
+// add enters pages that lie on disk now; place gives their copies, and leaves out what was deleted meanwhile. What is
+// entered already is passed over.
+func (x *looseIndex) add(pages []*page, place func(*page) (txn.Placement, bool)) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	b := x.index.NewBatch()
+	for _, p := range pages {
+		at, ok := place(p)
+		if !ok {
+			continue
+		}
+		if _, _, entered, err := x.find(b, p.key); err != nil {
+			return discard(b, err)
+		} else if entered {
+			continue
+		}
+		if err := b.Set(looseKey('p', p.key[:]), encodeLoose(p.bytes, at)); err != nil {
+			return discard(b, err)
+		}
+		if err := b.Set(looseKey('s', segmentBytes(at.Segment), p.key[:]), nil); err != nil {
+			return discard(b, err)
+		}
+		if err := x.count(b, at, 1); err != nil {
+			return discard(b, err)
+		}
+	}
+	return b.Commit()
+}
+
+// remove takes pages out and gives the disk copies that they had.
+func (x *looseIndex) remove(keys []txn.Key) (freed []txn.Placement, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	b := x.index.NewBatch()
+	for _, key := range keys {
+		_, at, ok, err := x.find(b, key)
+		if err != nil {
+			return nil, discard(b, err)
+		}
+		if !ok {
+			continue
+		}
+		if err := b.Delete(looseKey('p', key[:])); err != nil {
+			return nil, discard(b, err)
+		}
+		if err := b.Delete(looseKey('s', segmentBytes(at.Segment), key[:])); err != nil {
+			return nil, discard(b, err)
+		}
+		if err := x.count(b, at, -1); err != nil {
+			return nil, discard(b, err)
+		}
+		freed = append(freed, at)
+	}
+	return freed, b.Commit()
+}
+
+func discard(b *index.Batch, err error) error {
+	b.Discard()
+	return err
+}
+
+// count changes the counts of a segment.
+func (x *looseIndex) count(b *index.Batch, at txn.Placement, delta int64) error {
+	k := looseKey('g', segmentBytes(at.Segment))
+	v, err := b.Get(k)
+	if err != nil {
+		return err
+	}
+	var pages, bytes int64
+	if v != nil {
+		if len(v) != 16 {
+			return fmt.Errorf("db: loose segment entry of %d bytes: %w", len(v), ErrCorrupt)
+		}
+		pages, bytes = int64(binary.LittleEndian.Uint64(v)), int64(binary.LittleEndian.Uint64(v[8:]))
+	}
+	pages, bytes = pages+delta, bytes+delta*at.Allocated()
+	if pages == 0 {
+		return b.Delete(k)
+	}
+	out := binary.LittleEndian.AppendUint64(nil, uint64(pages))
+	return b.Set(k, binary.LittleEndian.AppendUint64(out, uint64(bytes)))
+}
+
+// segments gives the segments with loose pages: how many live in each, and their allocated bytes in all.
+func (x *looseIndex) segments(v txn.Reader) (pages map[uint64]int64, bytes int64, err error) {
+	pages = map[uint64]int64{}
+	err = v.Scan(looseKey('g'), func(k, b []byte) (bool, error) {
+		if len(k) != 10 || len(b) != 16 {
+			return false, fmt.Errorf("db: loose segment entry of %d and %d bytes: %w", len(k), len(b), ErrCorrupt)
+		}
+		pages[binary.BigEndian.Uint64(k[2:])] = int64(binary.LittleEndian.Uint64(b))
+		bytes += int64(binary.LittleEndian.Uint64(b[8:]))
+		return true, nil
+	})
+	return pages, bytes, err
+}
+
+// oldest gives up to n pages of the oldest segment that has any.
+func (x *looseIndex) oldest(v txn.Reader, n int) (keys []txn.Key, err error) {
+	err = v.Scan(looseKey('s'), func(k, _ []byte) (bool, error) {
+		if len(k) != 2+8+32 {
+			return false, fmt.Errorf("db: loose page entry of %d bytes: %w", len(k), ErrCorrupt)
+		}
+		keys = append(keys, txn.Key(k[10:]))
+		return len(keys) < n, nil
+	})
+	return keys, err
+}
+
+// PutLoose stores loose pages. The bytes are copied before it returns. Under write-through they are on disk when it returns. A
+// page whose key is there already is not stored again.
+//
+// Errors: ErrInvalid, ErrTooLarge, and then nothing was stored; ErrBusy, ErrNoSpace, ErrIO, ErrClosed, and then the pages
+// up to the failing one may have been.
+func (d *DB) PutLoose(ctx context.Context, ns *Namespace, pages ...LoosePage) error {
+	keys, err := looseKeys(ns, len(pages), func(i int) []byte { return pages[i].Key })
+	if err != nil {
+		return err
+	}
+	for i := range pages {
+		if err := checkNumber(fmt.Sprintf("size of loose page %d", i), int64(len(pages[i].Bytes)), 1, MaxPageBytes); err != nil {
+			return err
+		}
+	}
+	if err := d.gate.enterWith(ctx); err != nil {
+		return err
+	}
+	defer d.gate.leave()
+	there, err := d.looseThere(keys)
+	if err != nil {
+		return err
+	}
+	var put []*page
+	defer func() { d.residency.unpinAll(put) }()
+	for i := range pages {
+		if there[i] {
+			continue
+		}
+		slots, err := d.allocate(ctx, []int64{int64(len(pages[i].Bytes))})
+		if err != nil {
+			return err
+		}
+		copy(slots[0].Bytes(), pages[i].Bytes)
+		if p := d.enterLoose(keys[i], slots); p != nil {
+			put = append(put, p)
+		}
+	}
+	if d.options.WritePolicy == WriteThrough && len(put) > 0 {
+		return d.persist(ctx, put)
+	}
+	return nil
+}
+
+// enterLoose puts a page into the table, pinned; nil if somebody else was first.
+func (d *DB) enterLoose(key txn.Key, slots []arena.Slot) *page {
+	t := d.residency
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.pages[key] != nil {
+		go d.giveBack(slots)
+		return nil
+	}
+	p := &page{key: key, bytes: slots[0].Len(), class: segment.Loose, slots: slots, known: true}
+	t.pages[key] = p
+	t.pin(p)
+	return p
+}
+
+// ExistsLoose tells which of the loose pages are there, in RAM or on disk.
+func (d *DB) ExistsLoose(ns *Namespace, keys ...[]byte) ([]bool, error) {
+	digests, err := looseKeys(ns, len(keys), func(i int) []byte { return keys[i] })
+	if err != nil {
+		return nil, err
+	}
+	if err := d.gate.enter(); err != nil {
+		return nil, err
+	}
+	defer d.gate.leave()
+	return d.looseThere(digests)
+}
+
+func (d *DB) looseThere(keys []txn.Key) ([]bool, error) {
+	there := make([]bool, len(keys))
+	d.residency.mu.Lock()
+	for i, key := range keys {
+		p := d.residency.pages[key]
+		there[i] = p != nil && p.known && !p.lost
+	}
+	d.residency.mu.Unlock()
+	snapshot := d.index.Snapshot()
+	defer snapshot.Close()
+	for i, key := range keys {
+		if there[i] {
+			continue
+		}
+		_, _, ok, err := d.loose.find(snapshot, key)
+		if err != nil {
+			return nil, err
+		}
+		there[i] = ok
+	}
+	return there, nil
+}
+
+// GetLoose brings loose pages into RAM and pins them; what is not there is a miss for its key, not an error. The owner may be
+// nil. Errors: ErrInvalid, ErrBusy, ErrClosed, ErrIO.
+func (d *DB) GetLoose(ctx context.Context, owner *Owner, ns *Namespace, keys ...[]byte) (*LooseLease, error) {
+	digests, err := looseKeys(ns, len(keys), func(i int) []byte { return keys[i] })
+	if err != nil {
+		return nil, err
+	}
+	if err := d.gate.enterWith(ctx); err != nil {
+		return nil, err
+	}
+	defer d.gate.leave()
+	if err := d.admit(); err != nil {
+		return nil, err
+	}
+	l := &LooseLease{hold: hold{db: d, what: fmt.Sprintf("%d loose pages", len(keys))}, at: make([]int, len(keys))}
+	if err := d.getLoose(ctx, l, digests); err != nil {
+		d.counters.leases.Add(-1)
+		return nil, err
+	}
+	if err := l.lease.begin(ctx, d, owner, l, d.options.LeaseTimeout); err != nil {
+		l.end("refused")
+		return nil, err
+	}
+	return l, nil
+}
+
+func (d *DB) getLoose(ctx context.Context, l *LooseLease, keys []txn.Key) error {
+	for try := 0; ; try++ {
+		if err := d.pinLoose(l, keys); err != nil {
+			return err
+		}
+		if len(l.pages) == 0 {
+			return nil
+		}
+		err := d.load(ctx, l.pages, 1)
+		if err == nil {
+			return nil
+		}
+		if _, lost := err.(*lostPages); !lost && err != errChanged || try == restoreTries {
+			return err
+		}
+		l.pages = nil // what was lost is a miss now
+	}
+}
+
+// pinLoose pins what is there.
+func (d *DB) pinLoose(l *LooseLease, keys []txn.Key) error {
+	snapshot := d.index.Snapshot()
+	defer snapshot.Close()
+	t := d.residency
+	for i, key := range keys {
+		l.at[i] = -1
+		bytes, at, onDisk, err := d.loose.find(snapshot, key)
+		if err != nil {
+			t.unpinAll(l.pages)
+			return err
+		}
+		t.mu.Lock()
+		p := t.pages[key]
+		if p == nil && onDisk && t.quarantine[key] == nil {
+			// Should it have been deleted meanwhile, its bytes fail their check and it is a miss.
+			p = &page{key: key, bytes: bytes, class: segment.Loose, place: []txn.Placement{at}, known: true}
+			t.pages[key] = p
+		}
+		if p != nil && p.known && !p.lost {
+			t.pin(p)
+			p.reused = true
+			l.at[i] = len(l.pages)
+			l.pages = append(l.pages, p)
+		}
+		t.mu.Unlock()
+	}
+	return nil
+}
+
+// DeleteLoose deletes loose pages and tells how many were there. Those under a lease stay readable until it ends.
+func (d *DB) DeleteLoose(ctx context.Context, ns *Namespace, keys ...[]byte) (int, error) {
+	digests, err := looseKeys(ns, len(keys), func(i int) []byte { return keys[i] })
+	if err != nil {
+		return 0, err
+	}
+	if err := d.gate.enterWith(ctx); err != nil {
+		return 0, err
+	}
+	defer d.gate.leave()
+	return d.dropLoose(digests)
+}
+
+// dropLoose takes loose pages out of the table, then out of the index: who enters them into the index looks at the table
+// first, with the index locked, so none comes back.
+func (d *DB) dropLoose(keys []txn.Key) (n int, err error) {
+	t := d.residency
+	var dropped []*page
+	copies := map[txn.Placement]bool{} // that go with the last pin of their page
+	t.mu.Lock()
+	for _, key := range keys {
+		p := t.pages[key]
+		if p == nil || !p.known {
+			continue
+		}
+		p.known = false
+		p.unlink()
+		t.forget(p)
+		dropped = append(dropped, p)
+		if p.place != nil {
+			copies[p.place[0]] = true
+		} else {
+			n++
+		}
+	}
+	t.mu.Unlock()
+	freed, err := d.loose.remove(keys)
+	var out leftovers
+	for _, at := range freed {
+		n++
+		if !copies[at] {
+			out.places = append(out.places, at)
+		}
+	}
+	t.mu.Lock()
+	for _, p := range dropped {
+		if p.pins == 0 {
+			t.settle(p, &out)
+		}
+	}
+	t.mu.Unlock()
+	t.giveBack(&out)
+	return n, err
+}
+
+func looseKeys(ns *Namespace, n int, key func(i int) []byte) ([]txn.Key, error) {
+	if ns == nil {
+		return nil, fmt.Errorf("db: the namespace is nil: %w", ErrInvalid)
+	}
+	if n > MaxLooseBatch {
+		return nil, fmt.Errorf("db: %d loose pages in one call: limit %d: %w", n, MaxLooseBatch, ErrTooLarge)
+	}
+	keys := make([]txn.Key, n)
+	for i := range keys {
+		var err error
+		if keys[i], err = ns.looseKey(key(i)); err != nil {
+			return nil, err
+		}
+	}
+	return keys, nil
+}
+
+// splitLoose tells loose pages from those of checkpoints.
+func splitLoose(pages []*page) (loose, bound []*page) {
+	for _, p := range pages {
+		if p.class == segment.Loose {
+			loose = append(loose, p)
+		} else {
+			bound = append(bound, p)
+		}
+	}
+	return loose, bound
+}
+
+func keysOf(pages []*page) []txn.Key {
+	keys := make([]txn.Key, len(pages))
+	for i, p := range pages {
+		keys[i] = p.key
+	}
+	return keys
+}
