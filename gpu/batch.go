@@ -94,7 +94,7 @@ type Batch struct {
 // within one pinned piece, and cut so that none is longer than l.ChunkBytes or crosses the border of a piece (the
 // driver refuses a copy over two registrations). Memory that is not pinned is never merged: neighbours on the Go heap
 // are neighbours by accident and different objects.
-func plan(b *Batch, l Limits, pinned *ledger, mustPin bool) (runs []run, bytes int64, err error) {
+func plan(b *Batch, l Limits, pinned spans, mustPin bool) (runs []run, bytes int64, err error) {
 	if b.Direction != Store && b.Direction != Load {
 		return nil, 0, fmt.Errorf("gpu: %v: %w", b.Direction, txn.ErrInvalid)
 	}

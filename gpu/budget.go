@@ -83,7 +83,7 @@ func (b *budget) take(ctx context.Context, l load, p Priority, noWait bool) erro
 	}
 	b.waiting[p-1] = slices.DeleteFunc(b.waiting[p-1], func(o *claim) bool { return o == c })
 	b.grant() // who stood behind it may fit
-	return b.full(l, context.Cause(ctx))
+	return b.full(l, ctx.Err())
 }
 
 // overtakes reports whether somebody of class p or higher waits already. Called with mu held.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/holdfast-db/holdfast/gpu/internal/driver"
@@ -26,8 +27,14 @@ type cuda struct {
 	devices []driver.Device
 	infos   []DeviceInfo
 
-	mu       sync.Mutex
-	contexts []*driver.Context // by device, nil until used
+	contexts []cudaContext // by device
+}
+
+// cudaContext is the context of a device, once it is used. Each has a lock of its own, since a driver may hang in making
+// one.
+type cudaContext struct {
+	mu  sync.Mutex // held while it is made
+	ctx atomic.Pointer[driver.Context]
 }
 
 // OpenCUDA opens the CUDA driver. Without one that can be used it fails, and the process goes on without: with
@@ -71,7 +78,7 @@ func OpenCUDA(o CUDAOptions) (Backend, error) {
 			Features: c.features(dev),
 		})
 	}
-	c.contexts = make([]*driver.Context, len(c.devices))
+	c.contexts = make([]cudaContext, len(c.devices))
 	return c, nil
 }
 
@@ -174,39 +181,42 @@ func (c *cuda) mustPin() bool { return true }
 
 // context gives the context of a device, retaining it at the first use.
 func (c *cuda) context(index int) (*driver.Context, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.contexts[index] == nil {
-		ctx, err := c.d.Retain(c.devices[index])
-		if err != nil {
-			return nil, driverError(err)
-		}
-		c.contexts[index] = ctx
+	one := &c.contexts[index]
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	if ctx := one.ctx.Load(); ctx != nil {
+		return ctx, nil
 	}
-	return c.contexts[index], nil
+	ctx, err := c.d.Retain(c.devices[index])
+	if err != nil {
+		return nil, driverError(err)
+	}
+	one.ctx.Store(ctx)
+	return ctx, nil
 }
 
-// each calls f with contexts that are in use until it succeeds in one, since memory is pinned for all of them and one may be
-// lost; with none in use, it begins with that of the first device.
-func (c *cuda) each(f func(*driver.Context) error) error {
-	c.mu.Lock()
-	contexts := slices.DeleteFunc(slices.Clone(c.contexts), func(x *driver.Context) bool { return x == nil })
-	c.mu.Unlock()
-	if len(contexts) == 0 {
-		ctx, err := c.context(0)
-		if err != nil {
-			return err
+// each calls f with contexts that are in use until one of them is not lost, since memory is pinned for all of them; with
+// none in use, it begins with that of the first device.
+func (c *cuda) each(f func(*driver.Context) error) (err error) {
+	used := false
+	for i := range c.contexts {
+		ctx := c.contexts[i].ctx.Load()
+		if ctx == nil {
+			continue
 		}
-		contexts = append(contexts, ctx)
-	}
-	var err error
-	for _, ctx := range contexts {
-		err = driverError(f(ctx))
-		if !errors.Is(err, ErrDeviceLost) {
+		used = true
+		if err = driverError(f(ctx)); !errors.Is(err, ErrDeviceLost) {
 			return err
 		}
 	}
-	return err
+	if used {
+		return err
+	}
+	ctx, err := c.context(0)
+	if err != nil {
+		return err
+	}
+	return driverError(f(ctx))
 }
 
 func (c *cuda) pin(mem []byte) error {
@@ -220,20 +230,17 @@ func (c *cuda) unpin(mem []byte) error {
 	return c.each(func(ctx *driver.Context) error { return ctx.HostUnregister(mem) })
 }
 
-func (c *cuda) close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var failures []error
-	for i, ctx := range c.contexts {
+func (c *cuda) close() (err error) {
+	for i := range c.contexts {
+		ctx := c.contexts[i].ctx.Swap(nil)
 		if ctx == nil {
 			continue
 		}
-		if err := ctx.Release(); err != nil {
-			failures = append(failures, fmt.Errorf("gpu: release the context of CUDA device %d: %w", i, driverError(err)))
+		if failed := ctx.Release(); failed != nil {
+			err = combined(err, fmt.Errorf("gpu: release the context of CUDA device %d: %w", i, driverError(failed)))
 		}
-		c.contexts[i] = nil
 	}
-	return combined(failures...)
+	return err
 }
 
 // cudaDevice is an opened device.

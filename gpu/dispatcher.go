@@ -51,6 +51,7 @@ type dispatcher struct {
 	cond   sync.Cond // signalled when a lane may find something to do, or has to stop
 	queues [2][priorities][]*Transfer
 	active map[*Transfer]struct{} // admitted and not released
+	opened map[*Import]struct{}
 	window load
 	passed int           // chunks that went before a lower class with work, in a row
 	lost   error         // why the device is lost
@@ -64,7 +65,7 @@ func newDispatcher(e *Engine, index int, dev device) (*dispatcher, error) {
 	d := &dispatcher{
 		e: e, index: index, dev: dev, limits: l,
 		budget: budget{limit: load{l.Transfers, l.Regions, l.Bytes}},
-		active: map[*Transfer]struct{}{},
+		active: map[*Transfer]struct{}{}, opened: map[*Import]struct{}{},
 	}
 	d.cond.L = &d.mu
 	for _, dir := range []Direction{Load, Store} {
@@ -171,6 +172,7 @@ func (d *dispatcher) room(dir Direction) bool {
 func (d *dispatcher) pull(r *laneRunner) *chunk {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	r.submitting = false
 	for {
 		if d.lost != nil || d.ending && len(d.active) == 0 {
 			return nil
@@ -208,6 +210,7 @@ func (d *dispatcher) issue(c *chunk, r *laneRunner, passes bool) {
 	t := c.t
 	c.lane = r
 	r.depth++
+	r.submitting = true
 	d.window = d.window.plus(c.size)
 	d.stats.Chunks++
 	d.stats.Runs += int64(len(c.runs))
@@ -284,9 +287,10 @@ func (d *dispatcher) lose(err error) {
 	d.e.log.Error("gpu device lost", "device", d.index, "transfers", len(all), "reason", err)
 	for _, t := range all {
 		t.end(err)
-		select {
-		case <-t.free:
-		default:
+		d.mu.Lock()
+		stays := !t.released
+		d.mu.Unlock()
+		if stays {
 			t.wake(err)
 		}
 	}
@@ -353,8 +357,8 @@ func (d *dispatcher) count(t *Transfer) {
 
 // drain ends the dispatcher: nothing more is admitted, and what is has until ctx ends to settle in its own time. Then
 // it is ended by force, in quarantine where copies are in flight. It reports what is left there; with nothing left, the
-// lanes are closed and the device is given back. It may be called again, one call at a time.
-func (d *dispatcher) drain(ctx context.Context) (left load) {
+// lanes and imports are closed and the device is given back. It may be called again, one call at a time.
+func (d *dispatcher) drain(ctx context.Context) (left load, err error) {
 	d.budget.shut(errClosed)
 	idle := make(chan struct{})
 	d.mu.Lock()
@@ -388,13 +392,19 @@ func (d *dispatcher) drain(ctx context.Context) (left load) {
 		if lost {
 			d.dev.close(false)
 		}
-		return left
+		return left, nil
 	}
 	d.running.Wait()
 	for _, r := range d.lanes {
 		r.lane.close()
 	}
 	d.lanes = nil
+	d.mu.Lock()
+	imports := slices.Collect(maps.Keys(d.opened))
+	d.mu.Unlock()
+	for _, m := range imports {
+		err = combined(err, m.Close())
+	}
 	d.dev.close(true)
-	return left
+	return left, err
 }

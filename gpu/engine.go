@@ -97,7 +97,7 @@ func (e *Engine) dispatcher(ctx context.Context, index int) (*dispatcher, error)
 	case <-o.done:
 		return o.d, o.err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("gpu: device %d is still being opened: %w: %w", index, context.Cause(ctx), txn.ErrBusy)
+		return nil, fmt.Errorf("gpu: device %d is still being opened: %w: %w", index, ctx.Err(), txn.ErrBusy)
 	}
 }
 
@@ -159,7 +159,7 @@ func (e *Engine) Submit(ctx context.Context, b Batch) (*Transfer, error) {
 	if b.Deadline.IsZero() {
 		b.Deadline = time.Now().Add(e.deadline)
 	}
-	waiting, stop := context.WithDeadlineCause(ctx, b.Deadline, context.DeadlineExceeded)
+	waiting, stop := context.WithDeadline(ctx, b.Deadline)
 	defer stop()
 	d, err := e.dispatcher(waiting, b.Device)
 	if err != nil {
@@ -171,7 +171,7 @@ func (e *Engine) Submit(ctx context.Context, b Batch) (*Transfer, error) {
 			b.Priority = Background
 		}
 	}
-	runs, bytes, err := plan(&b, e.limits, &e.pinned, e.backend.mustPin())
+	runs, bytes, err := plan(&b, e.limits, e.pinned.view(), e.backend.mustPin())
 	if err != nil {
 		return nil, err
 	}
@@ -290,7 +290,7 @@ func (g gates) release() {
 // copies are then not proven finished, it returns an error that says how many transfers and bytes stay in quarantine,
 // wrapping ErrBusy, or ErrDeviceLost if that is why; their memory, the lanes they are in, and every pinned range with
 // users stay as they are, and Close may be called again to wait further. Otherwise everything is given back, including
-// memory that is still pinned.
+// memory that is still pinned or imported.
 func (e *Engine) Close(ctx context.Context) error {
 	select {
 	case e.closer <- struct{}{}:
@@ -311,7 +311,7 @@ func (e *Engine) Close(ctx context.Context) error {
 		select {
 		case <-o.done:
 		case <-ctx.Done():
-			return fmt.Errorf("gpu: close: a device is still being opened: %w: %w", context.Cause(ctx), txn.ErrBusy)
+			return fmt.Errorf("gpu: close: a device is still being opened: %w: %w", ctx.Err(), txn.ErrBusy)
 		}
 	}
 	for _, d := range e.opened() {
@@ -320,12 +320,13 @@ func (e *Engine) Close(ctx context.Context) error {
 	select { // those that wait for room have been refused; the others end unless the driver hangs
 	case <-e.quiet:
 	case <-ctx.Done():
-		return fmt.Errorf("gpu: close: calls are in progress: %w: %w", context.Cause(ctx), txn.ErrBusy)
+		return fmt.Errorf("gpu: close: calls are in progress: %w: %w", ctx.Err(), txn.ErrBusy)
 	}
 	var failures []error
 	for i, d := range e.opened() { // ctx is common to all, so one after the other takes no longer than the slowest
-		left := d.drain(ctx)
+		left, err := d.drain(ctx)
 		if left.transfers == 0 {
+			failures = append(failures, err)
 			e.mu.Lock()
 			e.dispatchers[i] = nil
 			e.mu.Unlock()
@@ -337,7 +338,7 @@ func (e *Engine) Close(ctx context.Context) error {
 		}
 		failures = append(failures, fmt.Errorf("gpu: close device %d: %d transfers of %d bytes stay in quarantine: %w", i, left.transfers, left.bytes, class))
 	}
-	if len(failures) > 0 {
+	if len(e.opened()) > 0 {
 		return combined(failures...)
 	}
 	for _, p := range e.allPinned() {

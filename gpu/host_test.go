@@ -99,6 +99,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	for _, o := range []Options{
 		{Limits: Limits{Transfers: -1}}, {Limits: Limits{Regions: 1 << 25}}, {Limits: Limits{Bytes: -1}}, {Limits: Limits{ChunkBytes: 4095}},
 		{Limits: Limits{ChunkBytes: 1 << 20, WindowBytes: 1<<20 - 1}}, {Limits: Limits{ChunkRuns: 10, WindowRuns: 9}},
+		{Limits: Limits{WindowRuns: 5}}, {Limits: Limits{WindowBytes: 4096}},
 		{Limits: Limits{Lanes: 9}}, {Limits: Limits{LaneDepth: 17}}, {Deadline: -1},
 	} {
 		h, err := NewHost(HostOptions{})
@@ -119,4 +120,29 @@ func TestDetect(t *testing.T) {
 	}
 	require.NotEmpty(t, b.Devices())
 	require.NoError(t, b.close())
+}
+
+// A driver that blocks in an "asynchronous" copy of one direction does not hold up the other.
+func TestBlockedSubmissionHoldsUpItsLaneOnly(t *testing.T) {
+	blocked, reached := make(chan struct{}), make(chan struct{}, 2)
+	h, err := NewHost(HostOptions{Fault: func(c HostCall) error {
+		if c.Op == HostSubmit && c.Direction == Load {
+			reached <- struct{}{}
+			<-blocked
+		}
+		return nil
+	}})
+	require.NoError(t, err)
+	e, err := Open(h, Options{Limits: Limits{Lanes: 1}, Logger: quiet})
+	require.NoError(t, err)
+	defer closeEngine(t, e)
+	address, err := h.Expose(0, make([]byte, 4096))
+	require.NoError(t, err)
+	b := Batch{Direction: Load, Regions: []Region{{address, make([]byte, 4096)}}}
+	first, second := submit(t, e, b), submit(t, e, b)
+	<-reached
+	require.NoError(t, wait(t, submit(t, e, Batch{Direction: Store, Regions: []Region{{address, make([]byte, 4096)}}})))
+	close(blocked)
+	require.NoError(t, wait(t, first))
+	require.NoError(t, wait(t, second))
 }

@@ -61,7 +61,11 @@ func (e *Engine) OpenImport(ctx context.Context, device int, h ImportHandle) (*I
 		_ = d.dev.closeImport(address)
 		return nil, fmt.Errorf("gpu: import memory on device %d: it is imported already at %#x: %w", device, address, txn.ErrConflict)
 	}
-	return &Import{d: d, address: address, bytes: bytes, span: s}, nil
+	m := &Import{d: d, address: address, bytes: bytes, span: s}
+	d.mu.Lock()
+	d.opened[m] = struct{}{}
+	d.mu.Unlock()
+	return m, nil
 }
 
 // Address is where the memory begins in this process, for Region.Device.
@@ -71,7 +75,7 @@ func (m *Import) Address() uint64 { return m.address }
 func (m *Import) Bytes() int64 { return m.bytes }
 
 // Close unmaps the memory. With transfers that touch it and are not released it fails with ErrBusy and changes nothing.
-// Closing again after a success does nothing.
+// Closing again after a success does nothing, nor does closing after the engine has been closed, which closes imports.
 func (m *Import) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -82,6 +86,9 @@ func (m *Import) Close() error {
 		return fmt.Errorf("gpu: close import of %d bytes at %#x: %d transfers use it: %w", m.bytes, m.address, users, txn.ErrBusy)
 	}
 	m.gone = true
+	m.d.mu.Lock()
+	delete(m.d.opened, m)
+	m.d.mu.Unlock()
 	if err := m.d.dev.closeImport(m.address); err != nil {
 		return fmt.Errorf("gpu: close import of %d bytes at %#x: %w", m.bytes, m.address, classified(err))
 	}

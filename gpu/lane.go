@@ -11,12 +11,15 @@ type laneRunner struct {
 	flying    chan *chunk // submitted and not awaited, oldest first; capacity LaneDepth, so that feed never blocks on it
 
 	// Guarded by d.mu.
-	depth int // chunks given to the lane and not at rest
-	stuck int // of these, chunks that their transfer has given up
+	depth      int  // chunks given to the lane and not at rest
+	stuck      int  // of these, chunks that their transfer has given up
+	submitting bool // feed is in the driver, for who knows how long
 }
 
-// room reports whether the lane can take a chunk. Called with d.mu held.
-func (r *laneRunner) room() bool { return r.stuck == 0 && r.depth < r.d.limits.LaneDepth }
+// room reports whether the lane can take a chunk now. Called with d.mu held.
+func (r *laneRunner) room() bool {
+	return r.stuck == 0 && r.depth < r.d.limits.LaneDepth && !r.submitting
+}
 
 func (r *laneRunner) feed() {
 	defer close(r.flying)

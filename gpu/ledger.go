@@ -16,14 +16,17 @@ type span struct {
 // ledger keeps spans, which do not overlap, in order of address, and who uses them.
 type ledger struct {
 	mu    sync.RWMutex
-	spans []*span // sorted; replaced, never changed in place, so that find can work on a snapshot
+	spans spans // replaced, never changed in place, so that a view stays valid
 }
+
+// spans are in order of address.
+type spans []*span
 
 // add enters a range; false if it overlaps one that is there.
 func (l *ledger) add(start, end uint64) (*span, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	i := sort.Search(len(l.spans), func(i int) bool { return l.spans[i].end > start })
+	i := l.spans.search(start)
 	if i < len(l.spans) && l.spans[i].start < end {
 		return nil, false
 	}
@@ -36,20 +39,29 @@ func (l *ledger) add(start, end uint64) (*span, bool) {
 func (l *ledger) overlaps(start, end uint64) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	i := sort.Search(len(l.spans), func(i int) bool { return l.spans[i].end > start })
+	i := l.spans.search(start)
 	return i < len(l.spans) && l.spans[i].start < end
 }
 
-// find gives the span that holds address, or nil.
-func (l *ledger) find(address uint64) *span {
+// view gives the spans as they are now.
+func (l *ledger) view() spans {
 	l.mu.RLock()
-	spans := l.spans
-	l.mu.RUnlock()
-	i := sort.Search(len(spans), func(i int) bool { return spans[i].end > address })
-	if i < len(spans) && spans[i].start <= address {
-		return spans[i]
+	defer l.mu.RUnlock()
+	return l.spans
+}
+
+// find gives the span that holds address, or nil.
+func (s spans) find(address uint64) *span {
+	i := s.search(address)
+	if i < len(s) && s[i].start <= address {
+		return s[i]
 	}
 	return nil
+}
+
+// search gives the place of the first span that ends behind address.
+func (s spans) search(address uint64) int {
+	return sort.Search(len(s), func(i int) bool { return s[i].end > address })
 }
 
 // hold makes the transfer of runs a user of every span that one of them touches, once for each. With covered, every run
@@ -62,7 +74,7 @@ func (l *ledger) hold(runs []run, address func(run) uint64, covered bool) (held 
 	}
 	for k, r := range runs {
 		a, end := address(r), address(r)+uint64(r.bytes)
-		i := sort.Search(len(l.spans), func(i int) bool { return l.spans[i].end > a })
+		i := l.spans.search(a)
 		if covered && (i == len(l.spans) || l.spans[i].start > a || l.spans[i].end < end) {
 			l.dropLocked(held)
 			return nil, &runs[k]

@@ -41,39 +41,26 @@ type Options struct {
 
 func (o Options) withDefaults() (Options, error) {
 	l := &o.Limits
-	for _, f := range []struct {
-		name                 string
-		value                *int
-		standard, low, upper int
-	}{
-		{"Transfers", &l.Transfers, 4096, 1, 1 << 16},
-		{"Regions", &l.Regions, 1 << 20, 1, 1 << 24},
-		{"ChunkRuns", &l.ChunkRuns, 1024, 1, 1 << 14},
-		{"WindowRuns", &l.WindowRuns, max(12<<10, l.ChunkRuns), max(1, l.ChunkRuns), 1 << 20},
-		{"Lanes", &l.Lanes, 2, 1, 8},
-		{"LaneDepth", &l.LaneDepth, 3, 1, 16},
+	for _, err := range []error{
+		settle("Transfers", &l.Transfers, 4096, 1, 1<<16),
+		settle("Regions", &l.Regions, 1<<20, 1, 1<<24),
+		settle("Bytes", &l.Bytes, 16<<30, 1, 1<<50),
+		settle("ChunkBytes", &l.ChunkBytes, 8<<20, 4<<10, 1<<30),
+		settle("ChunkRuns", &l.ChunkRuns, 1024, 1, 1<<14),
 	} {
-		if *f.value == 0 {
-			*f.value = f.standard
-		}
-		if *f.value < f.low || *f.value > f.upper {
-			return o, fmt.Errorf("gpu: limit %s is %d: want %d to %d: %w", f.name, *f.value, f.low, f.upper, txn.ErrInvalid)
+		if err != nil {
+			return o, err
 		}
 	}
-	for _, f := range []struct {
-		name                 string
-		value                *int64
-		standard, low, upper int64
-	}{
-		{"Bytes", &l.Bytes, 16 << 30, 1, 1 << 50},
-		{"ChunkBytes", &l.ChunkBytes, 8 << 20, 4 << 10, 1 << 30},
-		{"WindowBytes", &l.WindowBytes, max(96<<20, l.ChunkBytes), max(4<<10, l.ChunkBytes), 1 << 40},
+	// A window smaller than a chunk would hold that chunk up for ever.
+	for _, err := range []error{
+		settle("WindowBytes", &l.WindowBytes, max(96<<20, l.ChunkBytes), l.ChunkBytes, 1<<40),
+		settle("WindowRuns", &l.WindowRuns, max(12<<10, l.ChunkRuns), l.ChunkRuns, 1<<20),
+		settle("Lanes", &l.Lanes, 2, 1, 8),
+		settle("LaneDepth", &l.LaneDepth, 3, 1, 16),
 	} {
-		if *f.value == 0 {
-			*f.value = f.standard
-		}
-		if *f.value < f.low || *f.value > f.upper {
-			return o, fmt.Errorf("gpu: limit %s is %d bytes: want %d to %d: %w", f.name, *f.value, f.low, f.upper, txn.ErrInvalid)
+		if err != nil {
+			return o, err
 		}
 	}
 	if o.Deadline == 0 {
@@ -86,4 +73,15 @@ func (o Options) withDefaults() (Options, error) {
 		o.Logger = slog.Default()
 	}
 	return o, nil
+}
+
+// settle gives a limit that is 0 its default, and refuses one out of its range.
+func settle[N int | int64](name string, value *N, standard, low, high N) error {
+	if *value == 0 {
+		*value = standard
+	}
+	if *value < low || *value > high {
+		return fmt.Errorf("gpu: limit %s is %d: want %d to %d: %w", name, *value, low, high, txn.ErrInvalid)
+	}
+	return nil
 }

@@ -43,12 +43,12 @@ func TestPlanMapsEveryByteOnce_GPU08(t *testing.T) {
 		}
 		regions = rapid.Permutation(regions).Draw(t, "order")
 		b := &Batch{Direction: Store, Regions: regions}
-		runs, total, err := plan(b, limits, &pinned, true)
+		runs, total, err := plan(b, limits, pinned.view(), true)
 		require.NoError(t, err)
 		require.EqualValues(t, len(want), total)
 		for i, r := range runs {
 			require.LessOrEqual(t, r.bytes, limits.ChunkBytes)
-			s := pinned.find(r.hostAddress())
+			s := pinned.view().find(r.hostAddress())
 			require.LessOrEqual(t, r.hostAddress()+uint64(r.bytes), s.end)
 			for k := range uint64(r.bytes) {
 				require.Equal(t, want[r.device+k], r.hostAddress()+k)
@@ -57,7 +57,7 @@ func TestPlanMapsEveryByteOnce_GPU08(t *testing.T) {
 			if i > 0 {
 				p := runs[i-1]
 				touching := p.device+uint64(p.bytes) == r.device && p.hostAddress()+uint64(p.bytes) == r.hostAddress()
-				require.True(t, !touching || p.bytes == limits.ChunkBytes || pinned.find(p.hostAddress()) != s, "runs %d and %d should be one", i-1, i)
+				require.True(t, !touching || p.bytes == limits.ChunkBytes || pinned.view().find(p.hostAddress()) != s, "runs %d and %d should be one", i-1, i)
 			}
 		}
 		require.Empty(t, want)

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -90,8 +91,8 @@ func (t *Transfer) Quarantined() bool {
 // Bytes is the size of the batch.
 func (t *Transfer) Bytes() int64 { return t.cost.bytes }
 
-// Wait waits for the transfer to settle and gives its outcome, or ErrCanceled when ctx ends before: that stops the
-// waiting, not the transfer.
+// Wait waits for the transfer to settle and gives its outcome, or ErrCanceled or ErrDeadline when ctx ends before: that
+// stops the waiting, not the transfer.
 func (t *Transfer) Wait(ctx context.Context) error {
 	select {
 	case <-t.done:
@@ -102,7 +103,11 @@ func (t *Transfer) Wait(ctx context.Context) error {
 	case <-t.done:
 		return t.err
 	case <-ctx.Done():
-		return fmt.Errorf("gpu: wait for %v of %d bytes: %w", t.direction, t.cost.bytes, ErrCanceled)
+		why := ErrCanceled
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			why = ErrDeadline
+		}
+		return fmt.Errorf("gpu: wait for %v of %d bytes: %w", t.direction, t.cost.bytes, why)
 	}
 }
 

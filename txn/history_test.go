@@ -381,15 +381,19 @@ func (h *history) effects(out *strings.Builder, e *Effects) {
 	for _, p := range e.Dropped {
 		fmt.Fprintf(out, "dropped %s: %d B × %d%s\n", h.nameOf(p.Key), p.Bytes, p.Ranks, where(p.Place))
 	}
-	for what, keys := range map[string][]Key{"cooled": e.Cooled, "warmed": e.Warmed} { // never both
-		if len(keys) > 0 {
-			var names []string
-			for _, key := range keys {
-				names = append(names, h.nameOf(key))
-			}
-			slices.Sort(names)
-			fmt.Fprintf(out, "%s %s\n", what, strings.Join(names, " "))
+	for _, x := range []struct {
+		what string
+		keys []Key
+	}{{"cooled", e.Cooled}, {"warmed", e.Warmed}} {
+		if len(x.keys) == 0 {
+			continue
 		}
+		var names []string
+		for _, key := range x.keys {
+			names = append(names, h.nameOf(key))
+		}
+		slices.Sort(names)
+		fmt.Fprintf(out, "%s %s\n", x.what, strings.Join(names, " "))
 	}
 	if len(e.Freed) > 0 {
 		fmt.Fprintf(out, "freed%s\n", where(e.Freed))

@@ -226,11 +226,12 @@ func newBenchReplayCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "replay",
 		Short: "Compare a write-through replay with a bare append-and-sync loop",
-		Long: `Bench replay drives a database with a trace, as replay does, and, taking turns in
-slices, a bare loop with the same requests. For a request that brings new bytes the
-bare loop appends them to one file, syncs it, appends a commit record of 100 bytes
-to another, and syncs that. It looks nothing up, restores and checks nothing. The
-ratio says how near the database comes to it: 1 is as fast as the bare loop.
+		Long: `Bench replay drives a database with a trace, as replay does, and, taking turns
+in slices, a bare loop with the same requests. For a request that brings new
+bytes the bare loop appends them to one file, syncs it, appends a commit record
+of 100 bytes to another, and syncs that. It looks nothing up, restores and
+checks nothing. The ratio says how near the database comes to it: 1 is as fast
+as the bare loop.
 
 ` + statusHelp,
 		Example: `  holdfast bench replay

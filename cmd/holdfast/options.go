@@ -49,19 +49,20 @@ func newReplayCommand() *cobra.Command {
 		Short: "Drive a database with a trace of requests and check every byte",
 		Long: `Replay drives a real database with the requests of a trace, or of a built-in
 generator of agent conversations with branches, retries, aborted turns and side
-requests. Every request is looked up; what is found is restored and every byte of
-it checked on every rank; then the checkpoint of the prompt's last whole block of
-512 tokens is published. At the end every checkpoint that is still listed must be
-restorable.
+requests. Every request is looked up; what is found is restored, and every byte
+of it checked on every rank; then the checkpoint of the prompt's last whole
+block of 512 tokens is published. At the end every checkpoint that is still
+listed must be restorable.
 
-With --kill-every a child process holds the database and is killed with SIGKILL at
-random points of lookups, publications and openings; the replay goes on from what
-had been acknowledged, with the same totals. With --restart-every the database is
-closed cleanly and opened again.
+With --kill-every a child process holds the database and is killed with SIGKILL
+at random points of lookups, publications and openings; the replay goes on from
+what had been acknowledged, with the same totals. With --restart-every the
+database is closed cleanly and opened again.
 
-A trace has one JSON object a line: timestamp (ms), input_length and output_length
-(tokens), and hash_ids, one id per 512-token block of the input; equal ids mean
-equal prefixes. Requests are driven one after the other, as fast as they go.
+A trace has one JSON object a line: timestamp (ms), input_length and
+output_length (tokens), and hash_ids, one id per 512-token block of the input;
+equal ids mean equal prefixes. Requests are driven one after the other, as fast
+as they go.
 
 The latency of a restore ends when all pages are pinned in RAM; that of a
 publication contains filling its new pages.
@@ -73,8 +74,8 @@ publication contains filling its new pages.
   # a recorded trace, killing the database every 500 acknowledged requests
   holdfast replay --trace requests.jsonl --kill-every 500
 
-  # an attention-only model on two ranks, with little room, in a kept directory
-  holdfast replay --model attention --ranks 2 --ram 256MiB --disk 2GiB --dir ./kept
+  # an attention-only model with little room, in a directory that is kept
+  holdfast replay --model attention --ram 256MiB --disk 2GiB --dir ./kept
 
   # for scripts
   holdfast replay --limit 200 --json | jq .mismatches`,

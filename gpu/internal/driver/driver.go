@@ -3,7 +3,7 @@
 package driver
 
 /*
-#cgo CFLAGS: -std=c11 -Wall -Wextra -O2
+#cgo CFLAGS: -std=c11 -Wall -Wextra -O2 -fno-strict-aliasing
 #cgo LDFLAGS: -ldl
 #include <stdlib.h>
 #include "shim.h"
