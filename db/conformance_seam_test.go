@@ -22,6 +22,8 @@ type seam struct {
 	op     string
 	err    error
 	times  int // how often it still fails; negative: for ever
+	left   int // operations until the disk dies; 0: never
+	gone   bool
 }
 
 // event is one operation on a path; of the log the names begin with "log ".
@@ -36,10 +38,31 @@ func (s *seam) failTimes(op string, err error, times int) {
 	s.op, s.err, s.times = op, err, times
 }
 
+// dieAt has every operation fail from the nth on.
+func (s *seam) dieAt(nth int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left = nth
+}
+
+// dead tells whether the disk has died.
+func (s *seam) dead() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.gone
+}
+
 // at fails the operation if it is to fail.
 func (s *seam) at(op, path string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.left > 0 {
+		s.left--
+		s.gone = s.left == 0
+	}
+	if s.gone {
+		return &syscallError{op, path, syscall.EIO}
+	}
 	if op == s.op && s.times != 0 {
 		s.times--
 		return &syscallError{op, path, s.err}
@@ -110,7 +133,10 @@ func (f seamSegments) Create(path string, direct bool) (file segment.File, err e
 		file, err = f.FS.Create(path, direct)
 		return err
 	})
-	return seamFile{file, f.s, path}, err
+	if err != nil {
+		return nil, err
+	}
+	return seamFile{file, f.s, path}, nil
 }
 
 func (f seamSegments) Remove(path string) error {
@@ -163,7 +189,10 @@ func (f seamLog) Appender(dir string) (a wal.Appender, entries uint64, err error
 		a, entries, err = f.FS.Appender(dir)
 		return err
 	})
-	return seamAppender{a, f.s, filepath.Clean(dir)}, entries, err
+	if err != nil {
+		return nil, 0, err
+	}
+	return seamAppender{a, f.s, filepath.Clean(dir)}, entries, nil
 }
 
 type seamAppender struct {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -123,6 +124,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		return nil, err
 	}
 	d.loop("curator", d.curator.run)
+	d.loop("evacuate", d.evacuateLoop)
 	if d.options.DiskBytes > 0 {
 		d.trim() // the budget may be smaller than it was
 	}
@@ -189,21 +191,20 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 	if err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
-	var loose map[uint64]int64
-	var looseBytes int64
-	if err := (catalogue{d.index}).Read(func(v txn.Reader) (err error) {
-		loose, looseBytes, err = d.loose.segments(v)
-		return err
+	var live map[uint64]segmentLive
+	if err := (catalogue{d.index}).Read(func(v txn.Reader) error {
+		if live, err = d.loose.segments(v); err != nil {
+			return err
+		}
+		return txn.Segments(v, func(n uint64, use txn.SegmentUse) (bool, error) {
+			live[n] = segmentLive{use.LivePages, use.LiveBytes}
+			return true, nil
+		})
 	}); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
-	for n, pages := range loose {
-		plan.Live[n] += pages
-	}
-	for _, n := range plan.Orphans {
-		if loose[n] > 0 {
-			continue
-		}
+	orphans := slices.DeleteFunc(plan.Orphans, func(n uint64) bool { return live[n].copies > 0 }) // loose pages are in no record
+	for _, n := range orphans {
 		if err := d.segments.Remove(n); err != nil {
 			return fmt.Errorf("db: orphaned segment %d: %w", n, err)
 		}
@@ -213,14 +214,7 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 			return fmt.Errorf("db: end of segment %d: %w", t.Number, err)
 		}
 	}
-	var accounts txn.Accounts
-	if err := (catalogue{d.index}).Read(func(v txn.Reader) (err error) {
-		accounts, err = txn.ReadAccounts(v)
-		return err
-	}); err != nil {
-		return fmt.Errorf("db: %w", err)
-	}
-	d.disk = newDiskSpace(d.segments, d.options.DiskBytes, accounts.AllocatedBytes+looseBytes, plan.Live, d.options.Logger)
+	d.disk = newDiskSpace(d.segments, d.options.DiskBytes, live, d.options.Logger)
 	d.disk.evict = d.evictFromDisk
 	d.residency = newResidency(d.arena, d.disk.free)
 	if d.committer, err = newCommitter(d.log, d.index, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {
@@ -234,7 +228,7 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 		return nil
 	})
 	d.recovered.NotDurable, d.recovered.Lost, d.recovered.LostPages = len(plan.Undurable), len(plan.Lost), plan.LostPages
-	d.recovered.OrphanFiles, d.recovered.TrimmedFiles = len(plan.Orphans), len(plan.Tails)
+	d.recovered.OrphanFiles, d.recovered.TrimmedFiles = len(orphans), len(plan.Tails)
 	if len(plan.Damaged) > 0 {
 		d.options.Logger.Warn("segment files missing or too short", "files", len(plan.Damaged), "pages", plan.LostPages, "checkpoints", len(plan.Lost))
 	}

@@ -191,18 +191,17 @@ func (x *looseIndex) count(b *index.Batch, at txn.Placement, delta int64) error 
 	return b.Set(k, binary.LittleEndian.AppendUint64(out, uint64(bytes)))
 }
 
-// segments gives the segments with loose pages: how many live in each, and their allocated bytes in all.
-func (x *looseIndex) segments(v txn.Reader) (pages map[uint64]int64, bytes int64, err error) {
-	pages = map[uint64]int64{}
+// segments gives what is alive in each segment with loose pages.
+func (x *looseIndex) segments(v txn.Reader) (live map[uint64]segmentLive, err error) {
+	live = map[uint64]segmentLive{}
 	err = v.Scan(looseKey('g'), func(k, b []byte) (bool, error) {
 		if len(k) != 10 || len(b) != 16 {
 			return false, fmt.Errorf("db: loose segment entry of %d and %d bytes: %w", len(k), len(b), ErrCorrupt)
 		}
-		pages[binary.BigEndian.Uint64(k[2:])] = int64(binary.LittleEndian.Uint64(b))
-		bytes += int64(binary.LittleEndian.Uint64(b[8:]))
+		live[binary.BigEndian.Uint64(k[2:])] = segmentLive{int64(binary.LittleEndian.Uint64(b)), int64(binary.LittleEndian.Uint64(b[8:]))}
 		return true, nil
 	})
-	return pages, bytes, err
+	return live, err
 }
 
 // oldest gives up to n pages of the oldest segment that has any.

@@ -18,26 +18,34 @@ type diskSpace struct {
 	logger   *slog.Logger
 	evict    func(ctx context.Context) (more bool, err error) // retires and deletes the checkpoints that go first
 
-	mu      sync.Mutex       // guards what follows
-	budget  int64            // 0: unbounded
-	used    int64            // written and not given back
-	pending int64            // reserved, being written
-	copies  map[uint64]int64 // page copies in each segment that are not given back
+	mu      sync.Mutex             // guards what follows
+	budget  int64                  // 0: unbounded
+	used    int64                  // written and not given back
+	pending int64                  // reserved, being written
+	live    map[uint64]segmentLive // copies in each segment that are not given back
 	queue   []txn.Placement
 	idle    chan struct{} // closed while the queue is empty and nothing is being given back
 	wake    chan struct{}
 	closed  bool
 
+	sparse   chan uint64   // segments of which little is left
 	evicting chan struct{} // holds a token while somebody evicts
 	finished chan struct{}
 }
 
-func newDiskSpace(s *segment.Store, budget, used int64, copies map[uint64]int64, logger *slog.Logger) *diskSpace {
+// segmentLive is what is not given back of one segment.
+type segmentLive struct{ copies, bytes int64 }
+
+func newDiskSpace(s *segment.Store, budget int64, live map[uint64]segmentLive, logger *slog.Logger) *diskSpace {
+	used := int64(0)
+	for _, l := range live {
+		used += l.bytes
+	}
 	idle := make(chan struct{})
 	close(idle)
 	return &diskSpace{
-		segments: s, budget: budget, used: used, copies: copies, logger: logger, idle: idle,
-		wake: make(chan struct{}, 1), evicting: make(chan struct{}, 1), finished: make(chan struct{}),
+		segments: s, budget: budget, used: used, live: live, logger: logger, idle: idle,
+		wake: make(chan struct{}, 1), evicting: make(chan struct{}, 1), sparse: make(chan uint64, evacuateQueue), finished: make(chan struct{}),
 	}
 }
 
@@ -100,9 +108,31 @@ func (s *diskSpace) settle(bytes int64, pages []*page) {
 	s.pending -= bytes
 	for _, p := range pages {
 		for _, at := range p.place {
-			s.used += at.Allocated()
-			s.copies[at.Segment]++
+			s.count(at, 1)
 		}
+	}
+}
+
+// moved ends a reservation of evacuation.
+func (s *diskSpace) moved(bytes int64, places []txn.Placement) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending -= bytes
+	for _, at := range places {
+		s.count(at, 1)
+	}
+}
+
+// count adds or takes one copy. With s.mu.
+func (s *diskSpace) count(at txn.Placement, delta int64) {
+	s.used += delta * at.Allocated()
+	l := s.live[at.Segment]
+	l.copies += delta
+	l.bytes += delta * at.Allocated()
+	if l.copies == 0 {
+		delete(s.live, at.Segment)
+	} else {
+		s.live[at.Segment] = l
 	}
 }
 
@@ -190,30 +220,33 @@ func (s *diskSpace) giveBack(batch []txn.Placement) {
 	if err := s.segments.Free(batch); err != nil {
 		s.logger.Warn("space not given back", "pages", len(batch), "error", err)
 	}
-	empty := map[uint64]bool{}
+	touched := map[uint64]segmentLive{}
 	s.mu.Lock()
 	for _, p := range batch {
-		s.used -= p.Allocated()
-		if s.copies[p.Segment]--; s.copies[p.Segment] == 0 {
-			delete(s.copies, p.Segment)
-			empty[p.Segment] = true
-		}
+		s.count(p, -1)
+	}
+	for _, p := range batch {
+		touched[p.Segment] = s.live[p.Segment]
 	}
 	s.mu.Unlock()
-	if len(empty) == 0 {
-		return
-	}
-	// A segment that is still being written to is left alone; once sealed, nothing new comes into it.
 	infos, err := s.segments.Segments()
 	if err != nil {
 		s.logger.Warn("segments not listed", "error", err)
 	}
 	for _, info := range infos {
-		if !empty[info.Number] || !info.Sealed {
-			continue
-		}
-		if err := s.segments.Remove(info.Number); err != nil {
-			s.logger.Warn("segment not removed", "segment", info.Number, "error", err)
+		// A segment that is still being written to is left alone; once sealed, nothing new comes into it.
+		live, ok := touched[info.Number]
+		switch {
+		case !ok || !info.Sealed:
+		case live.copies == 0:
+			if err := s.segments.Remove(info.Number); err != nil {
+				s.logger.Warn("segment not removed", "segment", info.Number, "error", err)
+			}
+		case live.bytes*evacuateShare <= info.Size:
+			select {
+			case s.sparse <- info.Number:
+			default:
+			}
 		}
 	}
 }

@@ -62,7 +62,8 @@ type Order struct {
 	// Event is an event that the caller has recorded: its CUevent, or the Handle of a HostEvent. It must be neither
 	// recorded again nor destroyed before the transfer is settled.
 	Event uintptr
-	// Transfer is waited for until it is released, whether it succeeds or not, on any device of the same engine.
+	// Transfer is waited for until it is released, whether it succeeds or not, on any device of the same engine. If it never
+	// will be, because its device was lost under it, the batch fails with that error.
 	Transfer *Transfer
 }
 

@@ -212,6 +212,8 @@ func (d *dispatcher) issue(c *chunk, r *laneRunner, passes bool) {
 	r.depth++
 	r.submitting = true
 	d.window = d.window.plus(c.size)
+	d.stats.InFlightBytesMax = max(d.stats.InFlightBytesMax, d.window.bytes)
+	d.stats.InFlightRunsMax = max(d.stats.InFlightRunsMax, d.window.regions)
 	d.stats.Chunks++
 	d.stats.Runs += int64(len(c.runs))
 	if passes {
@@ -370,9 +372,7 @@ func (d *dispatcher) drain(ctx context.Context) (left load, err error) {
 	}
 	d.mu.Unlock()
 
-	select {
-	case <-idle:
-	case <-ctx.Done():
+	if !ends(ctx, idle) {
 		d.mu.Lock()
 		all := slices.Collect(maps.Keys(d.active))
 		d.mu.Unlock()

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -93,12 +94,10 @@ func (e *Engine) dispatcher(ctx context.Context, index int) (*dispatcher, error)
 	if d != nil {
 		return d, nil
 	}
-	select {
-	case <-o.done:
-		return o.d, o.err
-	case <-ctx.Done():
+	if !ends(ctx, o.done) {
 		return nil, fmt.Errorf("gpu: device %d is still being opened: %w: %w", index, ctx.Err(), txn.ErrBusy)
 	}
+	return o.d, o.err
 }
 
 func (e *Engine) openDevice(index int, o *opening) {
@@ -106,7 +105,7 @@ func (e *Engine) openDevice(index int, o *opening) {
 	if err != nil {
 		o.err = fmt.Errorf("gpu: open device %d (%s): %w", index, e.infos[index].Name, classified(err))
 	} else if o.d, o.err = newDispatcher(e, index, dev); o.err != nil {
-		dev.close(true)
+		dev.close(!errors.Is(o.err, ErrDeviceLost))
 	}
 	e.mu.Lock()
 	e.dispatchers[index], e.openings[index] = o.d, nil
@@ -296,7 +295,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	case e.closer <- struct{}{}:
 		defer func() { <-e.closer }()
 	case <-ctx.Done():
-		return fmt.Errorf("gpu: close: another call is at it: %w", ErrCanceled)
+		return fmt.Errorf("gpu: close: another call is at it: %w: %w", ctx.Err(), txn.ErrBusy)
 	}
 	if e.closed {
 		return nil
@@ -308,18 +307,14 @@ func (e *Engine) Close(ctx context.Context) error {
 	e.closing = true
 	e.mu.Unlock()
 	for o := e.pending(); o != nil; o = e.pending() {
-		select {
-		case <-o.done:
-		case <-ctx.Done():
+		if !ends(ctx, o.done) {
 			return fmt.Errorf("gpu: close: a device is still being opened: %w: %w", ctx.Err(), txn.ErrBusy)
 		}
 	}
 	for _, d := range e.opened() {
 		d.budget.shut(errClosed)
 	}
-	select { // those that wait for room have been refused; the others end unless the driver hangs
-	case <-e.quiet:
-	case <-ctx.Done():
+	if !ends(ctx, e.quiet) { // those that wait for room have been refused; the others end unless the driver hangs
 		return fmt.Errorf("gpu: close: calls are in progress: %w: %w", ctx.Err(), txn.ErrBusy)
 	}
 	var failures []error
@@ -347,6 +342,21 @@ func (e *Engine) Close(ctx context.Context) error {
 	failures = append(failures, e.backend.close())
 	e.closed = true
 	return combined(failures...)
+}
+
+// ends waits for c to be closed, and reports false if ctx ended before.
+func ends(ctx context.Context, c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+	}
+	select {
+	case <-c:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // opened gives the dispatchers by device.

@@ -16,6 +16,8 @@ type DeviceStats struct {
 	Admitted         int   // now: admitted and not released
 	InFlightBytes    int64 // now: in the window
 	InFlightRuns     int
+	InFlightBytesMax int64 // the most there ever were
+	InFlightRunsMax  int
 	Quarantined      int // now: settled and not released
 	QuarantinedBytes int64
 	Lost             bool

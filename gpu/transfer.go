@@ -94,21 +94,14 @@ func (t *Transfer) Bytes() int64 { return t.cost.bytes }
 // Wait waits for the transfer to settle and gives its outcome, or ErrCanceled or ErrDeadline when ctx ends before: that
 // stops the waiting, not the transfer.
 func (t *Transfer) Wait(ctx context.Context) error {
-	select {
-	case <-t.done:
+	if ends(ctx, t.done) {
 		return t.err
-	default:
 	}
-	select {
-	case <-t.done:
-		return t.err
-	case <-ctx.Done():
-		why := ErrCanceled
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			why = ErrDeadline
-		}
-		return fmt.Errorf("gpu: wait for %v of %d bytes: %w", t.direction, t.cost.bytes, why)
+	why := ErrCanceled
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		why = ErrDeadline
 	}
+	return fmt.Errorf("gpu: wait for %v of %d bytes: %w", t.direction, t.cost.bytes, why)
 }
 
 // Cancel stops the transfer: what has not been issued never is. It settles with ErrCanceled once the chunks in flight

@@ -95,9 +95,8 @@ type applier struct {
 
 type pageChange struct {
 	PageEntry
-	gone  bool
-	fresh bool // made by this record
-	cool  bool // before this record
+	gone bool
+	cool bool // before this record; a new page is not, and is needed by the checkpoint that brings it
 }
 
 // page gives a page to be changed.
@@ -156,7 +155,7 @@ func (a *applier) flush() error {
 			return err
 		}
 		switch cool := p.Current == 0; {
-		case p.fresh || cool == p.cool:
+		case cool == p.cool:
 		case cool:
 			a.effects.Cooled = append(a.effects.Cooled, key)
 		default:
@@ -421,7 +420,7 @@ func (a *applier) addPage(n *NewPage, ranks int64) error {
 	if known != nil || a.pages[n.Key] != nil {
 		return fmt.Errorf("page %s is there already: %w", n.Key.Short(), ErrCorrupt)
 	}
-	p := &pageChange{PageEntry: PageEntry{Parent: n.Parent, Bytes: n.Bytes, Ranks: ranks, ChainDurable: len(n.Place) != 0}, fresh: true}
+	p := &pageChange{PageEntry: PageEntry{Parent: n.Parent, Bytes: n.Bytes, Ranks: ranks, ChainDurable: len(n.Place) != 0}}
 	if !n.Parent.IsZero() {
 		parent, err := a.page(n.Parent)
 		if err != nil {

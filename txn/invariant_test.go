@@ -537,6 +537,8 @@ func contradict(t *rapid.T, r Record) {
 		r.Generations = gens(r.Generations)
 	case *Delete:
 		r.Generations = gens(r.Generations)
+	case *Mark:
+		r.Generations, r.Mark = gens(r.Generations), MarkUsed+MarkEndGrace-r.Mark
 	case *Supersede:
 		r.Generations = gens(r.Generations)
 	case *Persist:

@@ -149,6 +149,20 @@ func TestChainPagesAndDependents(t *testing.T) {
 	require.ElementsMatch(t, []Generation{base}, dependents(q.pageAt(0, 4)))
 	require.ElementsMatch(t, []Generation{base}, dependents(q.pageAt(2, 1)))
 	require.Empty(t, dependents(Key{1}))
+
+	anyListed := func(key Key) Generation {
+		g, err := AnyListed(c.view, key)
+		require.NoError(t, err)
+		return g
+	}
+	require.Contains(t, []Generation{base, more, branch}, anyListed(q.pageAt(0, 0)))
+	require.Contains(t, []Generation{base, more}, anyListed(q.pageAt(0, 2)))
+	require.Equal(t, base, anyListed(q.pageAt(2, 0)))
+	only := q.plus(3)
+	require.Zero(t, anyListed(only.pageAt(0, 4)), "only a retired one needs it")
+	c.retire(t, false, base, more)
+	require.Equal(t, branch, anyListed(q.pageAt(0, 0)))
+	require.Zero(t, anyListed(q.pageAt(0, 2)))
 }
 
 // TestDamagedEntries: given an index that holds bytes which no record put there, when it is read, then the answer is

@@ -355,6 +355,9 @@ func (m *model) compare(t require.TestingT, v Reader) {
 	require.Equal(t, m.order(), gens(Checkpoints))
 	require.Equal(t, m.generations(func(c *modelCheckpoint) bool { return isListed(c) && !m.durable(c) }), gens(Undurable))
 	require.Equal(t, m.generations(inGrace), gens(InGrace))
+	found, err := FirstGoes(v)
+	require.NoError(t, err)
+	require.Equal(t, len(m.generations(goesFirst)) > 0, found)
 	require.Equal(t, m.generations(all), gens(func(v Reader, fn func(Generation) (bool, error)) error {
 		return States(v, func(g Generation, _ *State) (bool, error) { return fn(g) })
 	}))
