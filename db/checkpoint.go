@@ -143,7 +143,7 @@ func (d *DB) Supersede(ctx context.Context, by Generation, old ...Generation) er
 }
 
 func (d *DB) decideEssential(ctx context.Context, decide func(v txn.Reader) (txn.Record, error)) error {
-	if err := d.gate.enterWith(ctx); err != nil {
+	if err := d.enterToWrite(ctx); err != nil {
 		return err
 	}
 	defer d.gate.leave()

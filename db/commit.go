@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 
 	"github.com/holdfast-db/holdfast/db/internal/index"
 	"github.com/holdfast-db/holdfast/txn"
@@ -45,6 +46,10 @@ type committer struct {
 	replayBytes int64
 	flushedAt   int64           // log.Bytes() when the last flush began
 	flushing    <-chan struct{} // closed when it has ended; nil if none is under way
+
+	// Without a group the committer is that of a read-only handle: see readonly.go.
+	turn sync.Mutex
+	next txn.LSN // of the next record that stays in memory; with turn
 }
 
 func newCommitter(l *wal.Log, x *index.Index, replayBytes int64, logger *slog.Logger, effects func(*txn.Effects)) (*committer, error) {
@@ -57,11 +62,17 @@ func newCommitter(l *wal.Log, x *index.Index, replayBytes int64, logger *slog.Lo
 // commit carries out a transaction. durable ones are acknowledged after a sync. A context that ends while the transaction
 // waits for its turn withdraws it; after that its outcome is waited for.
 func (c *committer) commit(ctx context.Context, t *transaction, durable bool) error {
+	if c.group == nil {
+		return c.commitPrivately(t)
+	}
 	return c.group.Commit(ctx, &wal.Request[*transaction]{Payload: t, Durable: durable})
 }
 
 // commitEssential is commit for what gives space back: it goes through on a full disk.
 func (c *committer) commitEssential(ctx context.Context, t *transaction) error {
+	if c.group == nil {
+		return c.commitPrivately(t)
+	}
 	return c.group.Commit(ctx, &wal.Request[*transaction]{Payload: t, Durable: true, Essential: true})
 }
 
@@ -142,6 +153,9 @@ func (c *committer) discard([]*wal.Request[*transaction], error) {
 // maintain begins a flush of the index when enough log has gathered, and cuts the log behind one that has ended. Neither
 // has to succeed now: a log that could not be cut is cut the next time.
 func (c *committer) maintain() {
+	if c.group == nil {
+		return
+	}
 	var err error
 	if c.flushing != nil {
 		select {
@@ -167,8 +181,18 @@ func (c *committer) cut() error {
 	return c.log.Cut(durable + 1)
 }
 
+// stop commits what is queued and nothing more.
+func (c *committer) stop() {
+	if c.group != nil {
+		c.group.Close()
+	}
+}
+
 // close commits what is queued, flushes the index and cuts the log.
 func (c *committer) close() error {
+	if c.group == nil {
+		return nil
+	}
 	c.group.Close()
 	if c.broken != nil {
 		return c.broken

@@ -55,7 +55,7 @@ func (c *curator) signal() {
 // note remembers a find. It does not block.
 func (c *curator) note(at candidate) {
 	f := foundCheckpoint{gen: at.gen, page: at.last}
-	if f.gen.IsZero() && f.page.IsZero() {
+	if f.gen.IsZero() && f.page.IsZero() || c.db.options.ReadOnly {
 		return
 	}
 	c.mu.Lock()
@@ -91,9 +91,9 @@ func (c *curator) work(ctx context.Context) (time.Duration, error) {
 	c.turn.Lock()
 	defer c.turn.Unlock()
 	c.mu.Lock()
-	found := c.found
-	if len(found) > 0 {
-		c.found = map[foundCheckpoint]bool{}
+	var found map[foundCheckpoint]bool
+	if len(c.found) > 0 {
+		found, c.found = c.found, map[foundCheckpoint]bool{}
 	}
 	var over []Generation
 	for len(c.graced) > 0 && !time.Now().Before(c.graced[0].until) {

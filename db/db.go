@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-db/holdfast/db/internal/arena"
@@ -44,6 +45,9 @@ type DB struct {
 	loops     sync.WaitGroup // background loops; they end when the gate shuts
 	telemetry *telemetry
 	counters  counters
+
+	lateWrites atomic.Int64 // writes under way that take longer than makeRoom waits for: the disk lags
+
 	owners    ownerSet
 	recovered RecoveryReport
 
@@ -73,6 +77,7 @@ type CloseReport struct {
 	Retired        int // checkpoints given up because their pages were not written
 	Aborted        int // publications that had not ended
 	Leases         int // restorations still held; their memory stays until they are released
+	Transfers      int // copies that are not proven finished; their memory stays until they are
 }
 
 // Open opens the database in dir, creating it if the directory is empty or not there. One process, and in it one handle,
@@ -99,7 +104,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 			}
 		}
 	}()
-	if d.dir, err = openDirectory(dir); err != nil {
+	if d.dir, err = takeDirectory(dir, o.ReadOnly); err != nil {
 		return nil, err
 	}
 	undo = append(undo, d.dir.close)
@@ -107,7 +112,10 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		return nil, fmt.Errorf("db: telemetry: %w: %w", ErrInvalid, err)
 	}
 	undo = append(undo, d.telemetry.close)
-	if d.index, err = index.Open(d.dir.join(indexName), index.Options{Logger: o.Logger}); err != nil {
+	if err = d.dir.checkParts(); err != nil {
+		return nil, err
+	}
+	if d.index, err = index.Open(d.dir.join(indexName), index.Options{Logger: o.Logger, ReadOnly: o.ReadOnly}); err != nil {
 		return nil, fmt.Errorf("db: %w", err)
 	}
 	undo = append(undo, d.index.Close)
@@ -123,10 +131,12 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 	if err = d.reconcile(ctx, &undo); err != nil {
 		return nil, err
 	}
-	d.loop("curator", d.curator.run)
-	d.loop("evacuate", d.evacuateLoop)
-	if d.options.DiskBytes > 0 {
-		d.trim() // the budget may be smaller than it was
+	if !o.ReadOnly {
+		d.loop("curator", d.curator.run)
+		d.loop("evacuate", d.evacuateLoop)
+		if d.options.DiskBytes > 0 {
+			d.trim() // the budget may be smaller than it was
+		}
 	}
 	d.recovered.Duration = time.Since(begun)
 	return d, nil
@@ -142,7 +152,12 @@ func (d *DB) openLog(ctx context.Context) (err error) {
 	}); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
-	d.log, err = wal.Open(d.dir.join(walName), wal.Options{FirstLSN: applied + 1, Fence: d.dir.check, FS: d.options.walFS, Logger: d.options.Logger})
+	if err = d.dir.checkLog(applied); err != nil {
+		return err
+	}
+	d.log, err = wal.Open(d.dir.join(walName), wal.Options{
+		FirstLSN: applied + 1, Fence: d.dir.check, FS: d.options.walFS, Logger: d.options.Logger, ReadOnly: d.options.ReadOnly,
+	})
 	if err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
@@ -169,6 +184,7 @@ func (d *DB) openTiers() (err error) {
 	}
 	d.segments, err = segment.Open(d.dir.join(dataName), segment.Options{
 		SegmentBytes: d.options.SegmentBytes, DatabaseID: d.dir.marker.id, Floor: uint64(accounts.LastSegment), FS: d.options.segmentFS, Logger: d.options.Logger,
+		ReadOnly: d.options.ReadOnly,
 	})
 	if err != nil {
 		return errors.Join(fmt.Errorf("db: %w", err), d.arena.Close())
@@ -204,6 +220,9 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 		return fmt.Errorf("db: %w", err)
 	}
 	orphans := slices.DeleteFunc(plan.Orphans, func(n uint64) bool { return live[n].copies > 0 }) // loose pages are in no record
+	if d.options.ReadOnly {
+		orphans, plan.Tails = nil, nil
+	}
 	for _, n := range orphans {
 		if err := d.segments.Remove(n); err != nil {
 			return fmt.Errorf("db: orphaned segment %d: %w", n, err)
@@ -217,13 +236,16 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 	d.disk = newDiskSpace(d.segments, d.options.DiskBytes, live, d.options.Logger)
 	d.disk.evict = d.evictFromDisk
 	d.residency = newResidency(d.arena, d.disk.free)
-	if d.committer, err = newCommitter(d.log, d.index, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {
+	if d.options.ReadOnly {
+		d.residency.disk = func([]txn.Placement) {} // what nothing needs any more stays where it is
+		d.committer = newPrivateCommitter(d.log, d.index, d.options.Logger, d.follow)
+	} else if d.committer, err = newCommitter(d.log, d.index, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
 	d.curator = newCurator(d, d.options.SupersedeGrace)
 	go d.disk.run()
 	*undo = append(*undo, func() error {
-		d.committer.group.Close()
+		d.committer.stop()
 		d.disk.close()
 		return nil
 	})
@@ -331,7 +353,7 @@ func (d *DB) Close(ctx context.Context) (CloseReport, error) {
 
 func (d *DB) close(ctx context.Context) error {
 	d.closed.Aborted = d.pending.close(ctx)
-	d.owners.close()
+	within(ctx, d.owners.close)
 	if err := d.gate.close(ctx); err != nil {
 		return err // a disk that hangs: what is below cannot be taken away from who is in it
 	}
@@ -342,13 +364,26 @@ func (d *DB) close(ctx context.Context) error {
 	}
 	errs = append(errs, d.committer.close())
 	d.disk.close()
-	d.closed.Leases = int(d.counters.leases.Load())
+	d.closed.Leases, d.closed.Transfers = int(d.counters.leases.Load()), int(d.counters.transfers.Load())
 	errs = append(errs, d.telemetry.close(), d.segments.Close(), d.index.Close(), d.log.Close())
 	d.residency.clear()
-	if err := d.arena.Close(); err != nil && d.closed.Leases == 0 {
+	if err := d.arena.Close(); err != nil && d.closed.Leases+d.closed.Transfers == 0 {
 		errs = append(errs, err)
 	}
 	return errors.Join(append(errs, d.dir.close())...)
+}
+
+// within calls fn and waits for it, but no longer than the context lasts: a log that hangs holds up whoever is in it.
+func within(ctx context.Context, fn func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		fn()
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
 }
 
 // persistRest writes the dirty pages that the policy keeps, those of current checkpoints first, until the context ends, and

@@ -108,8 +108,7 @@ func openDirectory(dir string) (*directory, error) {
 		return nil, osError("lock", d.lock.Path(), err)
 	}
 	if !ok {
-		holder, _ := os.ReadFile(d.lock.Path())
-		return nil, fmt.Errorf("db: %s is in use by %s: %w", path, bytes.TrimSpace(holder), ErrLocked)
+		return nil, locked(path)
 	}
 	if err := d.enter(); err != nil {
 		return nil, errors.Join(err, d.lock.Close())

@@ -117,7 +117,48 @@ func (d *DB) pinLiving(number uint64, keys []txn.Key) (map[int][]*page, error) {
 		}
 		t.mu.Unlock()
 	}
+	for ranks, some := range pages {
+		kept, err := d.stillPlaced(some)
+		if err != nil {
+			delete(pages, ranks)
+			for _, rest := range pages {
+				t.unpinAll(rest)
+			}
+			return nil, err
+		}
+		pages[ranks] = kept
+	}
 	return pages, nil
+}
+
+// stillPlaced gives those of the pinned pages whose disk copies the catalogue still names; the others are unpinned. One that
+// was dropped before it was entered into the table would otherwise stay there as if the catalogue knew it, and be shared by
+// the next publication together with disk copies that are gone. From here on a change of the catalogue finds the pins.
+func (d *DB) stillPlaced(pages []*page) (kept []*page, err error) {
+	snapshot := d.index.Snapshot()
+	defer snapshot.Close()
+	t := d.residency
+	var changed []*page
+	for _, p := range pages {
+		e, readErr := txn.ReadPage(snapshot, p.key)
+		err = errors.Join(err, readErr)
+		t.mu.Lock()
+		same := e != nil && slices.Equal(e.Place, p.place)
+		if !same && p.slots == nil && p.known {
+			t.detach(p)
+		}
+		t.mu.Unlock()
+		if same && err == nil {
+			kept = append(kept, p)
+		} else {
+			changed = append(changed, p)
+		}
+	}
+	if err != nil {
+		kept, changed = nil, pages
+	}
+	t.unpinAll(changed)
+	return kept, err
 }
 
 // move writes new copies of pages that are in RAM and pinned, and has the catalogue name them.

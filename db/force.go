@@ -22,7 +22,7 @@ type ClearReport struct {
 // Clear retires and deletes every checkpoint of a namespace, or of all namespaces if ns is the zero key. What is published
 // while it runs may stay. A report with Held above zero is not a complete success, and not an error either.
 func (d *DB) Clear(ctx context.Context, ns txn.Key) (r ClearReport, err error) {
-	if err := d.gate.enterWith(ctx); err != nil {
+	if err := d.enterToWrite(ctx); err != nil {
 		return r, err
 	}
 	defer d.gate.leave()
@@ -147,7 +147,7 @@ func (d *DB) SetDiskBytes(bytes int64) error {
 	if err := checkNumber("disk bytes", bytes, 0, 1<<60); err != nil {
 		return err
 	}
-	if err := d.gate.enter(); err != nil {
+	if err := d.enterToWrite(context.Background()); err != nil {
 		return err
 	}
 	defer d.gate.leave()

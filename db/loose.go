@@ -231,7 +231,7 @@ func (d *DB) PutLoose(ctx context.Context, ns *Namespace, pages ...LoosePage) er
 			return err
 		}
 	}
-	if err := d.gate.enterWith(ctx); err != nil {
+	if err := d.enterToWrite(ctx); err != nil {
 		return err
 	}
 	defer d.gate.leave()
@@ -264,13 +264,15 @@ func (d *DB) PutLoose(ctx context.Context, ns *Namespace, pages ...LoosePage) er
 func (d *DB) enterLoose(key txn.Key, slots []arena.Slot) *page {
 	t := d.residency
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	if t.pages[key] != nil {
-		go d.giveBack(slots)
+		t.mu.Unlock()
+		d.giveBack(slots)
 		return nil
 	}
+	defer t.mu.Unlock()
 	p := &page{key: key, bytes: slots[0].Len(), class: segment.Loose, slots: slots, known: true}
 	t.pages[key] = p
+	delete(t.quarantine, key)
 	t.pin(p)
 	return p
 }
@@ -392,7 +394,7 @@ func (d *DB) DeleteLoose(ctx context.Context, ns *Namespace, keys ...[]byte) (in
 	if err != nil {
 		return 0, err
 	}
-	if err := d.gate.enterWith(ctx); err != nil {
+	if err := d.enterToWrite(ctx); err != nil {
 		return 0, err
 	}
 	defer d.gate.leave()
@@ -476,4 +478,18 @@ func keysOf(pages []*page) []txn.Key {
 		keys[i] = p.key
 	}
 	return keys
+}
+
+// all calls fn for every loose page on disk.
+func (x *looseIndex) all(v txn.Reader, fn func(key txn.Key, bytes int64, at txn.Placement) error) error {
+	return v.Scan(looseKey('p'), func(k, b []byte) (bool, error) {
+		if len(k) != 2+len(txn.Key{}) {
+			return false, fmt.Errorf("db: loose page entry under a key of %d bytes: %w", len(k), ErrCorrupt)
+		}
+		bytes, at, err := decodeLoose(b)
+		if err != nil {
+			return false, err
+		}
+		return true, fn(txn.Key(k[2:]), bytes, at)
+	})
 }

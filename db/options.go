@@ -58,6 +58,8 @@ type Options struct {
 	// AdmissionTimeout bounds how long a publication or a restore waits for room, whatever the deadline of its context;
 	// 0 is DefaultAdmissionTimeout.
 	AdmissionTimeout time.Duration
+	// LoadTimeout bounds how long a restore waits for pages to be read, room for them included; 0 is DefaultLoadTimeout.
+	LoadTimeout time.Duration
 	// LeaseTimeout bounds how long a publication may take and a restoration may be held, in monotonic time; 0 is
 	// DefaultLeaseTimeout. LookupOptions.Lease and PublishRequest.Lease say otherwise for one of them.
 	LeaseTimeout time.Duration
@@ -68,6 +70,10 @@ type Options struct {
 	SegmentBytes int64
 	// ReplayBytes bounds the log that an open after a crash has to replay; 0 is DefaultReplayBytes.
 	ReplayBytes int64
+	// ReadOnly opens a database that is there and changes nothing on disk, which may be read-only: what a crash left to be
+	// replayed or retired is so in memory only. Several handles may be open like that, and none beside a writer. What would
+	// change the database is ErrReadOnly.
+	ReadOnly bool
 	// Logger receives what an operator should see; nil is slog.Default().
 	Logger *slog.Logger
 	// MeterProvider and TracerProvider take metrics and spans; nil is the global one.
@@ -85,6 +91,7 @@ const (
 	MinRAMBytes             = 64 << 10
 	MaxRAMBytes             = 1 << 44
 	DefaultAdmissionTimeout = 8 * time.Second
+	DefaultLoadTimeout      = 30 * time.Second
 	DefaultLeaseTimeout     = 10 * time.Minute
 	DefaultSupersedeGrace   = 300 * time.Second
 	DefaultSegmentBytes     = 256 << 20
@@ -102,6 +109,9 @@ func (o Options) withDefaults() (Options, error) {
 	set(&o.ReplayBytes, DefaultReplayBytes)
 	if o.AdmissionTimeout == 0 {
 		o.AdmissionTimeout = DefaultAdmissionTimeout
+	}
+	if o.LoadTimeout == 0 {
+		o.LoadTimeout = DefaultLoadTimeout
 	}
 	if o.SupersedeGrace == 0 {
 		o.SupersedeGrace = DefaultSupersedeGrace
@@ -122,6 +132,7 @@ func (o Options) withDefaults() (Options, error) {
 		{"Options.SegmentBytes", o.SegmentBytes, 1 << 20, 1 << 40},
 		{"Options.ReplayBytes", o.ReplayBytes, 64 << 10, 1 << 32},
 		{"Options.AdmissionTimeout", int64(o.AdmissionTimeout), 1, int64(time.Hour)},
+		{"Options.LoadTimeout", int64(o.LoadTimeout), 1, int64(time.Hour)},
 		{"Options.LeaseTimeout", int64(o.LeaseTimeout), 1, int64(MaxLease)},
 	} {
 		if err := checkNumber(c.field, c.value, c.lo, c.hi); err != nil {

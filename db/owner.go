@@ -133,9 +133,12 @@ func (o *Owner) endAll(why string) bool {
 	o.held = nil
 	o.mu.Unlock()
 	o.db.owners.remove(o)
+	var ends sync.WaitGroup
 	for h := range held {
-		h.end(fmt.Sprintf("taken back: its owner %q %s", o.name, why))
+		// Each by itself: one whose last step is stuck in the log keeps no other from being given back.
+		ends.Go(func() { h.end(fmt.Sprintf("taken back: its owner %q %s", o.name, why)) })
 	}
+	ends.Wait()
 	return true
 }
 

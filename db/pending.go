@@ -71,7 +71,7 @@ func (s *pendingPublications) close(ctx context.Context) (aborted int) {
 	if deadline, ok := ctx.Deadline(); ok {
 		wait = min(wait, time.Until(deadline)/3)
 	}
-	ctx, cancel := context.WithTimeout(ctx, wait)
+	drain, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	s.mu.Lock()
 	s.closed = true
@@ -80,7 +80,7 @@ func (s *pendingPublications) close(ctx context.Context) (aborted int) {
 	select {
 	case <-s.none:
 		return 0
-	case <-ctx.Done():
+	case <-drain.Done():
 	}
 	s.mu.Lock()
 	var rest []*Publication
@@ -88,8 +88,12 @@ func (s *pendingPublications) close(ctx context.Context) (aborted int) {
 		rest = append(rest, p)
 	}
 	s.mu.Unlock()
-	for _, p := range rest {
-		p.Abort()
-	}
+	within(ctx, func() {
+		var aborts sync.WaitGroup
+		for _, p := range rest {
+			aborts.Go(func() { p.Abort() })
+		}
+		aborts.Wait()
+	})
 	return len(rest)
 }

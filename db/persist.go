@@ -17,6 +17,7 @@ import (
 type job struct {
 	done chan struct{} // closed when it has ended
 	err  error         // valid then
+	late bool          // it was not waited for to the end; guarded by residency.mu
 }
 
 // Bounds of what is tried again. A write that fails is tried again in another segment, because the failed one is sealed.
@@ -39,24 +40,26 @@ func (d *DB) persist(ctx context.Context, pages []*page) error {
 		return err
 	}
 	var intents []txn.PersistIntent
+	var named []*page
 	r := d.residency
 	r.mu.Lock()
 	for _, p := range pages {
 		if p.known && !p.lost {
 			intents = append(intents, txn.PersistIntent{Key: p.key, Place: p.place})
+			named = append(named, p)
 		}
 	}
 	r.mu.Unlock()
 	if len(intents) == 0 {
 		return nil
 	}
-	return d.committer.commit(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
-		rec, _, err := txn.DecidePersist(v, intents) // what is unused belongs to pages that are dropped with their copies
-		if rec == nil || err != nil {
-			return nil, err
-		}
-		return rec, nil
-	}}, true)
+	return d.committer.commit(ctx, &transaction{
+		decide: func(v txn.Reader) (txn.Record, error) {
+			rec, _, err := txn.DecidePersist(v, intents) // what is unused belongs to pages that are dropped with their copies
+			return optional(rec, err)
+		},
+		applied: func(*txn.Effects) { r.recorded(named) },
+	}, true)
 }
 
 // indexLoose enters loose pages that have disk copies in their index. Who was deleted meanwhile stays out.
@@ -64,7 +67,7 @@ func (d *DB) indexLoose(pages []*page) error {
 	if len(pages) == 0 {
 		return nil
 	}
-	return d.loose.add(pages, func(p *page) (txn.Placement, bool) {
+	err := d.loose.add(pages, func(p *page) (txn.Placement, bool) {
 		d.residency.mu.Lock()
 		defer d.residency.mu.Unlock()
 		if !p.known || p.lost {
@@ -72,6 +75,10 @@ func (d *DB) indexLoose(pages []*page) error {
 		}
 		return p.place[0], true
 	})
+	if err == nil {
+		d.residency.recorded(pages)
+	}
+	return err
 }
 
 // writePages returns once every page of the list has a disk copy, written for this caller or for somebody else.
@@ -100,13 +107,17 @@ func (d *DB) writePages(ctx context.Context, pages []*page) error {
 		}
 		if len(mine) > 0 {
 			own = &job{done: make(chan struct{})}
+			taken := mine[:0]
 			for _, p := range mine {
-				r.pin(p)
-				p.job = own
+				if p.job == nil { // a list may name a page twice
+					r.pin(p)
+					p.job = own
+					taken = append(taken, p)
+				}
 			}
 			wait = own
 			d.gate.hold()
-			go d.write(own, mine)
+			go d.write(own, taken)
 		}
 		r.mu.Unlock()
 		if wait == nil {
@@ -158,6 +169,9 @@ func (d *DB) endJob(j *job, pages []*page, err error) {
 	for _, p := range pages {
 		p.job = nil
 	}
+	if j.late {
+		d.lateWrites.Add(-1)
+	}
 	r.mu.Unlock()
 	j.err = err
 	close(j.done)
@@ -195,7 +209,7 @@ func (d *DB) writeClass(class segment.Class, pages []*page) error {
 	defer d.residency.mu.Unlock()
 	for _, p := range pages {
 		n := len(p.slots)
-		p.place, places = places[:n:n], places[n:]
+		p.place, p.unrecorded, places = places[:n:n], true, places[n:]
 		d.counters.pagesWritten.Add(int64(n))
 		d.counters.payloadWritten.Add(p.bytes * int64(n))
 	}

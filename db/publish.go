@@ -2,6 +2,7 @@ package db
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -88,6 +89,11 @@ type Publication struct {
 	groups []claim // where in the checkpoint each of them stands
 	byKey  map[txn.Key]bool
 	lease  lease
+
+	// ended is cancelled by interrupt when the publication is ended from outside: a commit that waits for the disk, and holds mu
+	// meanwhile, waits no longer.
+	ended     context.Context
+	interrupt context.CancelCauseFunc
 
 	// Guarded by residency.mu.
 	bases   map[txn.Key]bool
@@ -219,7 +225,7 @@ type need struct {
 func (d *DB) Begin(ctx context.Context, r PublishRequest) (*Publication, error) {
 	ctx, span := d.telemetry.span(ctx, "holdfast.begin")
 	defer span.End()
-	if err := d.gate.enterWith(ctx); err != nil {
+	if err := d.enterToWrite(ctx); err != nil {
 		return nil, err
 	}
 	defer d.gate.leave()
@@ -296,8 +302,9 @@ func (d *DB) newPublication(r *PublishRequest) (*Publication, error) {
 	if m.Groups, err = groupPages(seq, layout, r); err != nil {
 		return nil, err
 	}
+	ended, interrupt := context.WithCancelCause(context.Background())
 	return &Publication{
-		db: d, manifest: m, sequence: seq, layout: layout, gen: m.Generation(), durable: r.Durable || d.options.WritePolicy == WriteThrough,
+		db: d, manifest: m, sequence: seq, ended: ended, interrupt: interrupt, layout: layout, gen: m.Generation(), durable: r.Durable || d.options.WritePolicy == WriteThrough,
 		byKey: map[txn.Key]bool{}, transfers: map[int]int{}, bases: map[txn.Key]bool{}, slots: map[slotID]*Slot{},
 	}, nil
 }
@@ -400,27 +407,32 @@ func (p *Publication) missing(v txn.Reader) (needs []need, bases []txn.Key, err 
 			}
 			continue
 		}
-		start := len(needs)
-		for k, key := g.Count-1, g.Head; k >= 0; k-- {
-			entry, err := txn.ReadPage(v, key)
-			if err != nil {
-				return nil, nil, err
+		keyAt := func(k int64) txn.Key {
+			if k == g.Count-1 {
+				return g.Head
 			}
-			if entry != nil {
-				bases = append(bases, key)
-				break
-			}
-			n := need{claim: claim{i, k}, key: key, bytes: g.PageBytes, class: segment.Shared}
+			return p.chainKey(i, k)
+		}
+		known, err := txn.Deepest(g.Count-1, func(k int64) (bool, error) {
+			entry, err := txn.ReadPage(v, keyAt(k))
+			return entry != nil, err
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		parent := txn.Key{}
+		if known >= 0 {
+			parent = keyAt(known)
+			bases = append(bases, parent)
+		}
+		for k := known + 1; k < g.Count; k++ {
+			n := need{claim: claim{i, k}, key: keyAt(k), parent: parent, bytes: g.PageBytes, class: segment.Shared}
 			if k == g.Count-1 && p.manifest.Offset%p.layout.Groups[i].PageTokens != 0 {
 				n.class = segment.Own // a page that is not full belongs to this checkpoint alone
 			}
-			if k > 0 {
-				n.parent = p.chainKey(i, k-1)
-			}
 			needs = append(needs, n)
-			key = n.parent
+			parent = n.key
 		}
-		slices.Reverse(needs[start:])
 	}
 	return needs, bases, nil
 }
@@ -571,8 +583,31 @@ func (p *Publication) finish(why string) {
 	p.db.pending.remove(p)
 }
 
+// errAborted is why a commit that its caller aborts meanwhile does not go on.
+var errAborted = errors.New("aborted")
+
+// untilEnded gives a context that also ends when the publication is ended from outside.
+func (p *Publication) untilEnded(ctx context.Context) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	detach := context.AfterFunc(p.ended, func() { cancel(context.Cause(p.ended)) })
+	return ctx, func() {
+		detach()
+		cancel(nil)
+	}
+}
+
+// fail ends the publication after its final step has failed, of itself or because it was ended meanwhile. With p.mu.
+func (p *Publication) fail() {
+	why := "failed"
+	if cause := context.Cause(p.ended); cause != nil {
+		why, p.aborted = cause.Error(), cause == errAborted
+	}
+	p.finish(why)
+}
+
 // end implements holder.
 func (p *Publication) end(why string) {
+	p.interrupt(errors.New(why))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.finish(why)
@@ -730,8 +765,10 @@ func (p *Publication) Commit(ctx context.Context, rank int) (listed bool, err er
 	if err != nil || !complete {
 		return false, err
 	}
+	ctx, stop := p.untilEnded(ctx)
+	defer stop()
 	if listed, err = p.publish(ctx); err != nil {
-		p.finish("failed")
+		p.fail()
 		return false, err
 	}
 	if !listed {
@@ -804,6 +841,7 @@ func (p *Publication) toFill(rank int) (claims []int, err error) {
 // does nothing, and neither does aborting one that had nothing to write. ErrConflict, and no effect, if it has ended in another
 // way: it is listed, it failed, it was taken back.
 func (p *Publication) Abort() error {
+	p.interrupt(errAborted)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.done && !p.aborted && !p.replay {
@@ -826,11 +864,17 @@ func (p *Publication) publish(ctx context.Context) (listed bool, err error) {
 			}
 		}
 		var again bool
+		written := map[txn.Key]bool{}
 		t := &transaction{
 			decide: func(v txn.Reader) (txn.Record, error) {
+				clear(written)
 				rec, err := txn.DecidePublish(v, &txn.PublishIntent{
 					Manifest: p.manifest, Committed: p.attempt.Committed(), Encoding: p.sequence.namespace.encoding, Durable: p.durable,
-					SpineKey: p.sequence.spine, ChainKey: p.chainKey, PrefixKey: p.sequence.prefix, Have: func(key txn.Key) ([]txn.Placement, bool) { return p.have(v, key) },
+					SpineKey: p.sequence.spine, ChainKey: p.chainKey, PrefixKey: p.sequence.prefix, Have: func(key txn.Key) ([]txn.Placement, bool) {
+						place, ok := p.have(v, key)
+						written[key] = place != nil
+						return place, ok
+					},
 				})
 				if v, ok := err.(*txn.Violation); ok && v.Class == ErrConflict {
 					// Another publication listed pages without their disk copies in between, or see above.
@@ -841,7 +885,7 @@ func (p *Publication) publish(ctx context.Context) (listed bool, err error) {
 				}
 				return rec, nil
 			},
-			applied: func(*txn.Effects) { p.db.residency.published(p) },
+			applied: func(*txn.Effects) { p.db.residency.published(p, written) },
 		}
 		if err = p.db.committer.commit(ctx, t, p.durable); !again {
 			return t.effects != nil, err

@@ -16,7 +16,7 @@ import (
 // States:
 //
 //	filling   filler != nil: that publication alone writes the slots, rank by rank (done)
-//	resident  slots != nil, filler == nil: readable by whoever has a pin; it is dirty if place == nil
+//	resident  slots != nil, filler == nil: readable by whoever has a pin; it is dirty if the catalogue names no disk copy
 //	absent    slots == nil: on disk only
 //
 // A job that is set writes a resident page, or loads an absent one.
@@ -32,6 +32,10 @@ type page struct {
 	slots []arena.Slot    // one per rank, or nil
 	place []txn.Placement // one per rank, or nil
 	pins  int
+
+	// unrecorded copies are written and the catalogue does not name them yet: whoever wrote them may have given up waiting
+	// before the record. The page is dirty until it does.
+	unrecorded bool
 
 	known  bool // in the catalogue
 	cool   bool // no current checkpoint needs it: it goes before those that one does
@@ -51,7 +55,10 @@ type page struct {
 
 func (p *page) complete() bool { return p.filler == nil && (p.slots != nil || p.place != nil) }
 
-func (p *page) dirty() bool { return p.slots != nil && p.place == nil }
+func (p *page) dirty() bool { return p.slots != nil && !p.placed() }
+
+// placed tells whether the page has disk copies that the catalogue names, if it knows the page.
+func (p *page) placed() bool { return p.place != nil && !p.unrecorded }
 
 // wait gives a channel that is closed at the next change. With residency.mu.
 func (p *page) wait() <-chan struct{} {
@@ -200,9 +207,9 @@ func (r *residency) settle(p *page, out *leftovers) {
 // listOf gives the list that an evictable page belongs to. With residency.mu.
 func (r *residency) listOf(p *page) *pageList {
 	switch {
-	case p.place != nil && p.cool:
+	case p.placed() && p.cool:
 		return &r.cleanCool
-	case p.place != nil:
+	case p.placed():
 		return &r.clean
 	case p.cool:
 		return &r.dirtyCool
@@ -285,14 +292,28 @@ func (r *residency) oldest(l *pageList, bytes int64) (pages []*page) {
 }
 
 // published marks the pages of a publication as known to the catalogue: those it claimed, and those it had custody of, which
-// its record declares anew. On the committer goroutine.
-func (r *residency) published(b *Publication) {
+// its record declares anew. written are those that the record declares with disk copies. On the committer goroutine.
+func (r *residency) published(b *Publication, written map[txn.Key]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, pages := range [][]*page{b.claims, b.custody} {
 		for _, p := range pages {
 			p.known, p.cool = true, false
+			if written[p.key] {
+				p.unrecorded = false
+			}
 			delete(r.quarantine, p.key)
+		}
+	}
+}
+
+// recorded marks the disk copies of pages as named by the catalogue. The pages are pinned.
+func (r *residency) recorded(pages []*page) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range pages {
+		if p.known {
+			p.unrecorded = false
 		}
 	}
 }

@@ -66,9 +66,9 @@ var errChanged = fmt.Errorf("db: the catalogue changed: %w", ErrBusy)
 //
 // The context bounds the lease as well as the wait: when it ends, the restoration is released.
 //
-// Errors: ErrNotFound is a miss; ErrConflict: the owner has ended; ErrBusy means that no room came before the context or the admission timeout ended, or
-// that too many restorations are held, and the checkpoint stays listed; ErrTooLarge that it is larger than the RAM
-// tier; ErrInvalid, ErrClosed, ErrIO.
+// Errors: ErrNotFound is a miss; ErrConflict: the owner has ended; ErrBusy means that no room came before the context or the
+// admission timeout ended, that the disk did not answer within Options.LoadTimeout, or that too many restorations are held, and the
+// checkpoint stays listed; ErrTooLarge that it is larger than the RAM tier; ErrInvalid, ErrClosed, ErrIO.
 func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (*Restoration, error) {
 	ctx, span := d.telemetry.span(ctx, "holdfast.restore")
 	defer span.End()
@@ -333,6 +333,8 @@ func (d *DB) stillThere(r *Restoration) error {
 // load waits until all of the pages, which the caller has pinned, are in RAM, reading those that nobody else reads. On an error
 // they are unpinned.
 func (d *DB) load(ctx context.Context, pages []*page, ranks int) error {
+	ctx, cancel := context.WithTimeout(ctx, d.options.LoadTimeout)
+	defer cancel()
 	t := d.residency
 	var own *load
 	for {
@@ -352,11 +354,14 @@ func (d *DB) load(ctx context.Context, pages []*page, ranks int) error {
 			}
 		}
 		if wait == nil && !lost && own == nil && len(mine) > 0 {
-			own = &load{job: job{done: make(chan struct{})}, pages: mine, ranks: ranks}
+			own = &load{job: job{done: make(chan struct{})}, ranks: ranks}
 			for _, p := range mine {
+				if p.job != nil {
+					continue // a list may name a page twice
+				}
 				t.pin(p)
 				p.job = &own.job
-				own.places = append(own.places, p.place)
+				own.pages, own.places = append(own.pages, p), append(own.places, p.place)
 			}
 			wait = &own.job
 			d.gate.hold()

@@ -65,8 +65,11 @@ func (d *DB) allocate(ctx context.Context, sizes []int64) ([]arena.Slot, error) 
 		}
 		if freed, err := d.makeRoom(ctx, missingBytes(sizes[len(slots):])); err != nil {
 			d.giveBack(slots)
+			if ctx.Err() != nil {
+				return nil, d.noRoom(ctx, total)
+			}
 			return nil, err
-		} else if freed {
+		} else if freed && ctx.Err() == nil {
 			continue
 		}
 		select {
@@ -135,9 +138,14 @@ func (d *DB) makeRoom(ctx context.Context, bytes int64) (bool, error) {
 }
 
 // relieve makes dirty pages evictable: it writes those that the policy keeps, and gives up the others and those that cannot
-// be written.
+// be written. It waits for a write for half of the admission timeout. One that takes longer keeps its pages, which the device may be
+// reading, and until it ends the disk counts as lagging: what else is dirty is given up instead of queueing behind it.
 func (d *DB) relieve(ctx context.Context, pages []*page) error {
 	keep, drop := d.sortDirty(pages)
+	if len(keep) > 0 && d.lateWrites.Load() > 0 {
+		d.options.Logger.Warn("disk lags, checkpoints are retired", "pages", len(keep))
+		return d.giveUp(ctx, append(keep, drop...), txn.ReasonWriteFailed)
+	}
 	if len(drop) > 0 {
 		if err := d.giveUp(ctx, drop, txn.ReasonRAMPressure); err != nil {
 			return err
@@ -146,20 +154,40 @@ func (d *DB) relieve(ctx context.Context, pages []*page) error {
 	if len(keep) == 0 {
 		return nil
 	}
-	err := d.persist(ctx, keep)
+	patient, cancel := context.WithTimeout(ctx, d.options.AdmissionTimeout/2)
+	err := d.persist(patient, keep)
+	late := patient.Err() != nil
+	cancel()
 	if err == nil || ctx.Err() != nil || errors.Is(err, ErrClosed) || d.log.Err() != nil {
 		return err
+	}
+	if late {
+		d.noteLate(keep)
+		return nil
 	}
 	d.options.Logger.Warn("pages not written, their checkpoints are retired", "pages", len(keep), "error", err)
 	var unwritten []*page
 	d.residency.mu.Lock()
 	for _, p := range keep {
-		if p.place == nil {
+		if !p.placed() {
 			unwritten = append(unwritten, p)
 		}
 	}
 	d.residency.mu.Unlock()
 	return d.giveUp(ctx, unwritten, txn.ReasonWriteFailed)
+}
+
+// noteLate makes the writes late that are under way for the pages.
+func (d *DB) noteLate(pages []*page) {
+	d.residency.mu.Lock()
+	defer d.residency.mu.Unlock()
+	for _, p := range pages {
+		if p.job != nil && !p.job.late {
+			p.job.late = true
+			d.lateWrites.Add(1)
+			d.counters.writesLate.Add(1)
+		}
+	}
 }
 
 // sortDirty tells apart the dirty pages that the policy has written and those that it has given up.

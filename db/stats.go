@@ -52,6 +52,7 @@ type Stats struct {
 	PagesMoved        int64 // pages moved out of segments of which little was left
 	PagesEvicted      int64 // pages evicted from RAM with their disk copies left
 	WritesFailed      int64 // writes of pages that failed and were tried again or given up
+	WritesLate        int64 // writes of pages that took longer than the making of room waits for
 	FailedReads       int64 // pages that could not be read back
 	AdmissionWaits    int64 // allocations that had to wait for room
 	AdmissionTimeouts int64 // of those, how many got none
@@ -69,7 +70,7 @@ type counters struct {
 	pagesRead, pagesEvicted, failedReads atomic.Int64
 	admissionWaits, admissionTimeouts    atomic.Int64
 	leasesExpired, ownersExpired         atomic.Int64
-	writesFailed                         atomic.Int64
+	writesFailed, writesLate             atomic.Int64
 	pagesMoved                           atomic.Int64
 	findsDropped, foundAgain             atomic.Int64
 	loopsRestarted                       atomic.Int64
@@ -107,7 +108,7 @@ func (d *DB) Stats() (Stats, error) {
 		SegmentWritten: seg.PayloadBytes + seg.DescriptorBytes + seg.PaddingBytes, LogWritten: d.log.Bytes(),
 		PagesRead: d.counters.pagesRead.Load(), PagesEvicted: d.counters.pagesEvicted.Load(), FailedReads: d.counters.failedReads.Load(),
 		AdmissionWaits: d.counters.admissionWaits.Load(), AdmissionTimeouts: d.counters.admissionTimeouts.Load(),
-		WritesFailed: d.counters.writesFailed.Load(), PagesMoved: d.counters.pagesMoved.Load(), FoundAgain: d.counters.foundAgain.Load(), FindsDropped: d.counters.findsDropped.Load(), LoopsRestarted: d.counters.loopsRestarted.Load(), LeasesExpired: d.counters.leasesExpired.Load(), OwnersExpired: d.counters.ownersExpired.Load(),
+		WritesFailed: d.counters.writesFailed.Load(), WritesLate: d.counters.writesLate.Load(), PagesMoved: d.counters.pagesMoved.Load(), FoundAgain: d.counters.foundAgain.Load(), FindsDropped: d.counters.findsDropped.Load(), LoopsRestarted: d.counters.loopsRestarted.Load(), LeasesExpired: d.counters.leasesExpired.Load(), OwnersExpired: d.counters.ownersExpired.Load(),
 	}
 	infos, err := d.segments.Segments()
 	if err != nil {

@@ -95,8 +95,9 @@ type applier struct {
 
 type pageChange struct {
 	PageEntry
-	gone bool
-	cool bool // before this record; a new page is not, and is needed by the checkpoint that brings it
+	gone  bool
+	fresh bool // made by this record
+	cool  bool // before this record; a new page is not, and is needed by the checkpoint that brings it
 }
 
 // page gives a page to be changed.
@@ -413,14 +414,20 @@ func (a *applier) mark(r *Mark) error {
 }
 
 func (a *applier) addPage(n *NewPage, ranks int64) error {
-	known, err := a.v.Get(key1(tagPage, n.Key))
-	if err != nil {
-		return err
+	// A page is there only if its parent is, so none that follows a new page has to be looked up.
+	if p := a.pages[n.Parent]; p == nil || !p.fresh {
+		known, err := a.v.Get(key1(tagPage, n.Key))
+		if err != nil {
+			return err
+		}
+		if known != nil {
+			return fmt.Errorf("page %s is there already: %w", n.Key.Short(), ErrCorrupt)
+		}
 	}
-	if known != nil || a.pages[n.Key] != nil {
+	if a.pages[n.Key] != nil {
 		return fmt.Errorf("page %s is there already: %w", n.Key.Short(), ErrCorrupt)
 	}
-	p := &pageChange{PageEntry: PageEntry{Parent: n.Parent, Bytes: n.Bytes, Ranks: ranks, ChainDurable: len(n.Place) != 0}}
+	p := &pageChange{PageEntry: PageEntry{Parent: n.Parent, Bytes: n.Bytes, Ranks: ranks, ChainDurable: len(n.Place) != 0}, fresh: true}
 	if !n.Parent.IsZero() {
 		parent, err := a.page(n.Parent)
 		if err != nil {
@@ -540,8 +547,10 @@ func (a *applier) enterSpine(r *Publish) error {
 	}
 	for i, key := range r.Spine {
 		index++
-		if known, err := a.v.Get(key1(tagSpine, key)); err != nil || known != nil {
-			return cmp.Or(err, fmt.Errorf("block %s is there already: %w", key.Short(), ErrCorrupt))
+		if i == 0 { // a block is there only if the one before it is
+			if known, err := a.v.Get(key1(tagSpine, key)); err != nil || known != nil {
+				return cmp.Or(err, fmt.Errorf("block %s is there already: %w", key.Short(), ErrCorrupt))
+			}
 		}
 		node = spineEntry{parent: parent, index: index, children: 1}
 		if i == len(r.Spine)-1 {

@@ -152,6 +152,27 @@ func TestPolicyCostsAFewSteps(t *testing.T) {
 	}
 }
 
+// TestPolicyLooksAtSomeSiblings: a request with very many checkpoints does not make the next publication dear.
+func TestPolicyLooksAtSomeSiblings(t *testing.T) {
+	c := newCatalogue()
+	q := newSpace("state", 1, shape{count: 1, bytes: 1}).sequence().plus(1, 2, 3)
+	for n := range int32(2 * supersedeSiblingsMax) {
+		in := q.plus(n).intent("")
+		in.Manifest.Request = "busy"
+		r, err := DecidePublish(c.view, in)
+		require.NoError(t, err)
+		c.append(r).apply(t, c.view)
+	}
+	next := q.plus(0, 1).intent("")
+	next.PrefixKey, next.Manifest.Request = q.plus(0, 1).prefix, "next"
+	v := &countingView{View: c.view}
+	r, err := DecidePublish(v, next)
+	require.NoError(t, err)
+	require.Equal(t, supersedeSiblingsMax, v.scanned)
+	require.InDelta(t, supersedeSiblingsMax, len(r.Supersedes), 1, "but for the one it continues")
+	c.commit(t, r)
+}
+
 // TestOneMoreTokenCostsNoBlock: a checkpoint that ends in the block of another one touches that block alone, however many
 // blocks come before.
 func TestOneMoreTokenCostsNoBlock(t *testing.T) {

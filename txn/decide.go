@@ -159,27 +159,53 @@ func (r *Publish) decidePages(v Reader, in *PublishIntent) (durable bool, err er
 		if !g.Chained {
 			continue
 		}
-		// From the last page back to the first one that the catalogue knows: what comes before that is known as well.
-		first := len(r.Pages)
-		page := pageOf{group: i, key: g.Head}
-		for depth := g.Count - 1; depth >= 0; depth-- {
-			page.position, page.depth, page.parent = depth, depth, Key{}
-			if depth > 0 {
-				if page.parent = in.ChainKey(i, depth-1); page.parent.IsZero() {
-					return false, refuse(CompleteAtPublish, ErrInvalid, "group %d, page %d has no key", i, depth-1)
-				}
-			}
-			known, d, err := r.decidePage(v, in, page, added)
-			if err != nil {
-				return false, err
-			}
-			durable = durable && d
-			if known {
-				break
-			}
-			page.key = page.parent
+		d, err := r.decideChain(v, in, i, added)
+		if err != nil {
+			return false, err
 		}
-		slices.Reverse(r.Pages[first:])
+		durable = durable && d
+	}
+	return durable, nil
+}
+
+// decideChain decides the pages of a chained group. The catalogue knows them up to some page, because it knows no page
+// without its parent, and the rest are new.
+func (r *Publish) decideChain(v Reader, in *PublishIntent, group int, added map[Key]bool) (durable bool, err error) {
+	g := &in.Manifest.Groups[group]
+	key := func(depth int64) Key {
+		if depth == g.Count-1 {
+			return g.Head
+		}
+		return in.ChainKey(group, depth)
+	}
+	known, err := Deepest(g.Count-1, func(depth int64) (bool, error) {
+		entry, err := ReadPage(v, key(depth))
+		return entry != nil, err
+	})
+	if err != nil {
+		return false, err
+	}
+	page := pageOf{group: group}
+	durable = true
+	for depth := max(known, 0); depth < g.Count; depth++ {
+		page.parent = page.key
+		if depth == known && depth > 0 {
+			page.parent = key(depth - 1)
+		}
+		page.key, page.position, page.depth = key(depth), depth, depth
+		if depth > 0 && page.parent.IsZero() {
+			return false, refuse(CompleteAtPublish, ErrInvalid, "group %d, page %d has no key", group, depth-1)
+		}
+		var d bool
+		if depth == known {
+			_, d, err = r.decidePage(v, in, page, added)
+		} else {
+			d, err = r.newPage(in, page, added)
+		}
+		if err != nil {
+			return false, err
+		}
+		durable = durable && d
 	}
 	return durable, nil
 }
@@ -216,21 +242,32 @@ func (r *Publish) decidePage(v Reader, in *PublishIntent, page pageOf, added map
 		}
 		return true, entry.ChainDurable, nil
 	}
+	durable, err = r.newPage(in, page, added)
+	return false, durable, err
+}
+
+// newPage adds a page that the catalogue does not know to the record.
+func (r *Publish) newPage(in *PublishIntent, page pageOf, added map[Key]bool) (durable bool, err error) {
+	if page.key.IsZero() {
+		return false, refuse(CompleteAtPublish, ErrInvalid, "group %d, page %d has no key", page.group, page.position)
+	}
+	m := in.Manifest
+	want := m.Groups[page.group].PageBytes
 	place, ok := in.Have(page.key)
 	if !ok {
-		return false, false, refuse(CompleteAtPublish, ErrConflict, "group %d, page %d (%s) is not there on all ranks", page.group, page.position, page.key.Short())
+		return false, refuse(CompleteAtPublish, ErrConflict, "group %d, page %d (%s) is not there on all ranks", page.group, page.position, page.key.Short())
 	}
 	if added[page.key] {
-		return false, false, fmt.Errorf("group %d, page %d (%s) is in the manifest twice: %w", page.group, page.position, page.key.Short(), ErrInvalid)
+		return false, fmt.Errorf("group %d, page %d (%s) is in the manifest twice: %w", page.group, page.position, page.key.Short(), ErrInvalid)
 	}
 	if len(place) != 0 {
 		if err := validatePlacements(page.key, place, int64(m.Ranks)); err != nil {
-			return false, false, err
+			return false, err
 		}
 	}
 	added[page.key] = true
 	r.Pages = append(r.Pages, NewPage{Key: page.key, Parent: page.parent, Bytes: want, Place: place})
-	return false, len(place) != 0, nil
+	return len(place) != 0, nil
 }
 
 // validatePlacements refuses disk copies that are not one for every rank, and those that no record can hold.
@@ -250,28 +287,23 @@ func validatePlacements(key Key, places []Placement, ranks int64) error {
 // first known one.
 func (r *Publish) decideSpine(v Reader, in *PublishIntent) error {
 	last := in.Manifest.SpineIndex()
-	for i, key := last, in.Manifest.Spine; ; key = in.SpineKey(i) {
+	known, err := Deepest(last, func(i int64) (bool, error) {
 		var node spineEntry
-		known, err := load(v, key1(tagSpine, key), &node)
-		if err != nil {
-			return err
+		ok, err := load(v, key1(tagSpine, in.spineKey(i)), &node)
+		if ok && node.index != i {
+			err = fmt.Errorf("manifest: spine key %s is that of block %d in the catalogue and of block %d here: %w", in.spineKey(i).Short(), node.index, i, ErrInvalid)
 		}
-		if known {
-			if node.index != i {
-				return fmt.Errorf("manifest: spine key %s is that of block %d in the catalogue and of block %d here: %w", key.Short(), node.index, i, ErrInvalid)
-			}
-			if i < last {
-				r.SpineRoot = key
-			}
-			break
-		}
-		r.Spine = append(r.Spine, key)
-		if i == 0 {
-			break
-		}
-		i--
+		return ok, err
+	})
+	if err != nil {
+		return err
 	}
-	slices.Reverse(r.Spine)
+	for i := known + 1; i <= last; i++ {
+		r.Spine = append(r.Spine, in.spineKey(i))
+	}
+	if len(r.Spine) > 0 && known >= 0 {
+		r.SpineRoot = in.spineKey(known)
+	}
 	return nil
 }
 

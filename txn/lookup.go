@@ -31,7 +31,7 @@ func ListedPrefixes(v Reader, q *Query, fn func(g Generation, offset int64) (mor
 	}
 	var node spineEntry
 	loaded := int64(-1) // index of node
-	depth, err := deepest((q.Max-1)/BlockTokens, func(i int64) (bool, error) {
+	depth, err := Deepest((q.Max-1)/BlockTokens, func(i int64) (bool, error) {
 		ok, err := load(v, key1(tagSpine, q.Spine(i)), &node)
 		if ok {
 			loaded = i
@@ -67,40 +67,38 @@ func ListedPrefixes(v Reader, q *Query, fn func(g Generation, offset int64) (mor
 	return nil
 }
 
-// deepest finds the last i of 0…last for which present holds, −1 if there is none. What is present at i is present at
-// every smaller index. A conversation that goes on is followed to the last index or to a little before it, so the search
-// tries that first and goes back from there in growing steps. A new one goes its own way from the first index on (in the
-// spine 0 is the namespace's own), so 1 is tried in between.
-func deepest(last int64, present func(i int64) (bool, error)) (int64, error) {
-	low, high := int64(-1), last+1 // present at low, absent at high
-	look := func(i int64) error {
-		ok, err := present(i)
-		if ok {
-			low = i
-		} else {
-			high = i
+// Deepest finds the last i of 0…last for which present holds, −1 if there is none. What is present at i is present at every
+// smaller index. It doubles its steps back from the end, because a conversation that goes on is known nearly to its end, and
+// then halves what is left: it asks about twice the logarithm of the distance.
+func Deepest(last int64, present func(i int64) (bool, error)) (int64, error) {
+	absent := last + 1
+	for step := int64(1); ; step *= 2 {
+		i := max(absent-step, 0)
+		if absent == 0 {
+			return -1, nil
 		}
-		return err
-	}
-	for _, i := range []int64{last, 1} {
-		if low < i && i < high {
-			if err := look(i); err != nil {
+		ok, err := present(i)
+		if err != nil {
+			return -1, err
+		}
+		if !ok {
+			absent = i
+			continue
+		}
+		low := i
+		for absent-low > 1 {
+			probe := low + (absent-low)/2
+			if ok, err = present(probe); err != nil {
 				return -1, err
 			}
+			if ok {
+				low = probe
+			} else {
+				absent = probe
+			}
 		}
+		return low, nil
 	}
-	first := low
-	for back := int64(1); low == first && high-low > 1; back *= 2 {
-		if err := look(max(low+1, high-back)); err != nil {
-			return -1, err
-		}
-	}
-	for high-low > 1 {
-		if err := look(low + (high-low)/2); err != nil {
-			return -1, err
-		}
-	}
-	return low, nil
 }
 
 // AttentionShape is what a lookup at page boundaries has to know of one attention group.
@@ -140,7 +138,7 @@ func LongestBoundary(v Reader, shapes []AttentionShape, step, max int64, pageKey
 		if s.WindowTokens > 0 || best == 0 {
 			continue
 		}
-		depth, err := deepest(best/s.PageTokens-1, func(k int64) (bool, error) { return listed(i, k) })
+		depth, err := Deepest(best/s.PageTokens-1, func(k int64) (bool, error) { return listed(i, k) })
 		if err != nil {
 			return 0, err
 		}

@@ -147,14 +147,16 @@ func (in *PublishIntent) spineKey(index int64) Key {
 
 // shorterSiblings gives the current checkpoints of a request that are shorter than m, but for those in walked.
 func shorterSiblings(v Reader, m *Manifest, request string, walked map[Generation]bool) (siblings []Generation, err error) {
-	gens, err := edges[Generation](v, requestPrefix(m.Namespace, request))
+	var gens []Generation
+	err = v.Scan(requestPrefix(m.Namespace, request), func(k, _ []byte) (bool, error) {
+		g, err := endOf[Generation](k)
+		gens = append(gens, g)
+		return len(gens) < supersedeSiblingsMax, err
+	})
 	if err != nil {
 		return nil, err
 	}
-	for i, g := range gens {
-		if i == supersedeSiblingsMax {
-			break
-		}
+	for _, g := range gens {
 		if walked[g] {
 			continue
 		}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/holdfast-db/holdfast/txn"
@@ -42,30 +43,45 @@ const (
 
 // Options of Open.
 type Options struct {
-	FS       vfs.FS // nil: the operating system's
+	FS vfs.FS // nil: the operating system's
+	// ReadOnly leaves the disk as it is, and takes no lock on it: what is changed stays in memory and goes with Close.
 	ReadOnly bool
 	Logger   *slog.Logger // nil: slog.Default()
 }
 
 // Index is the catalogue on disk. Reading is safe from any number of goroutines; batches belong to one goroutine at a time.
 type Index struct {
-	db    *pebble.DB
-	cache *pebble.Cache
+	db     *pebble.DB
+	cache  *pebble.Cache
+	dir    string
+	fs     vfs.FS
+	tables sstable.ReaderOptions
 }
 
 // Open opens or creates the index in dir.
-func Open(dir string, o Options) (*Index, error) {
+func Open(dir string, o Options) (x *Index, err error) {
+	defer func() {
+		if p := recover(); p != nil { // what Pebble calls fatal, and what a damaged file makes it run into
+			x, err = nil, fmt.Errorf("index %s: %v: %w", dir, p, txn.ErrCorrupt)
+		}
+	}()
 	if o.FS == nil {
 		o.FS = vfs.Default
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
+	if o.ReadOnly {
+		s, err := newShadow(o.FS, dir)
+		if err != nil {
+			return nil, fmt.Errorf("index %s: %w", dir, classify(err))
+		}
+		o.FS = s
+	}
 	cache := pebble.NewCache(cacheBytes)
 	opts := &pebble.Options{
 		FS:                          o.FS,
 		Cache:                       cache,
-		ReadOnly:                    o.ReadOnly,
 		DisableWAL:                  true,
 		FormatMajorVersion:          FormatVersion,
 		MemTableSize:                memTableBytes,
@@ -74,7 +90,7 @@ func Open(dir string, o Options) (*Index, error) {
 		L0StopWritesThreshold:       24,
 		MaxOpenFiles:                openTables,
 		Logger:                      pebbleLog{o.Logger},
-		DisableAutomaticCompactions: false,
+		DisableAutomaticCompactions: o.ReadOnly,
 	}
 	for i := range opts.Levels {
 		opts.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
@@ -84,7 +100,7 @@ func Open(dir string, o Options) (*Index, error) {
 		cache.Unref()
 		return nil, fmt.Errorf("index %s: %w", dir, classify(err))
 	}
-	return &Index{db: db, cache: cache}, nil
+	return &Index{db: db, cache: cache, dir: dir, fs: o.FS, tables: opts.MakeReaderOptions()}, nil
 }
 
 // Close closes the index. What was not flushed is dropped, and replayed from the log at the next open.
@@ -150,31 +166,58 @@ func (s *Snapshot) Close() error {
 // NewBatch begins a set of changes. Its reads see the index and the changes made so far.
 func (x *Index) NewBatch() *Batch {
 	b := x.db.NewIndexedBatch()
-	return &Batch{reader: reader{src: b}, batch: b}
+	return &Batch{reader: reader{src: b}, index: reader{src: x.db}, batch: b, seen: map[string][]byte{}}
 }
 
 // Batch is a set of changes that is applied whole or not at all. It implements txn.View.
+//
+// Deciding and applying a transaction ask for the same entries, absent ones included, so a batch remembers what it has read
+// and written: a key costs one search of the index however often it is asked for.
 type Batch struct {
-	reader
-	batch *pebble.Batch
+	reader // of the changes over the index, for scans
+	index  reader
+	batch  *pebble.Batch
+	seen   map[string][]byte // nil: there is none
+}
+
+// Get implements txn.Reader.
+func (b *Batch) Get(key []byte) ([]byte, error) {
+	if v, ok := b.seen[string(key)]; ok {
+		return v, nil
+	}
+	v, err := b.index.Get(key)
+	if err != nil {
+		return nil, err
+	}
+	if v != nil {
+		v = append([]byte{}, v...)
+	}
+	b.seen[string(key)] = v
+	return v, nil
 }
 
 // Set implements txn.View.
-func (b *Batch) Set(key, value []byte) error { return classify(b.batch.Set(key, value, nil)) }
+func (b *Batch) Set(key, value []byte) error {
+	b.seen[string(key)] = append([]byte{}, value...)
+	return classify(b.batch.Set(key, value, nil))
+}
 
 // Delete implements txn.View.
-func (b *Batch) Delete(key []byte) error { return classify(b.batch.Delete(key, nil)) }
+func (b *Batch) Delete(key []byte) error {
+	b.seen[string(key)] = nil
+	return classify(b.batch.Delete(key, nil))
+}
 
 // Commit applies the changes; they are visible to every reader once it returns, and durable after a later flush.
 func (b *Batch) Commit() error {
-	b.release()
+	b.index.release()
 	err := b.batch.Commit(pebble.NoSync)
 	return classify(errors.Join(err, b.batch.Close()))
 }
 
 // Discard throws the changes away.
 func (b *Batch) Discard() error {
-	b.release()
+	b.index.release()
 	return classify(b.batch.Close())
 }
 

@@ -3,6 +3,7 @@
 #include "shim.h"
 
 #include <dlfcn.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,6 +126,7 @@ enum {
 	X(0, mem_access, "cuMemSetAccess", (CUdeviceptr, size_t, const CUaccess *, size_t))
 
 struct hf_driver {
+	hf_driver *next;
 	int version, features;
 #define FIELD(required, name, symbol, arguments) CUresult(*name) arguments;
 	FUNCTIONS(FIELD)
@@ -132,6 +134,9 @@ struct hf_driver {
 	CUresult (*batch_v1)(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUattributes *, size_t *, size_t, size_t *, CUstream);
 	CUresult (*batch_v2)(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUattributes *, size_t *, size_t, CUstream);
 };
+
+// All drivers that were opened. They are kept for the life of the process, as their libraries are.
+static _Atomic(hf_driver *) loaded;
 
 // batch_function asks for one ABI of the batch copy: through the driver's own look-up, which tells ABIs apart by version
 // and so finds the first one in drivers that have moved its plain name on, else by symbol.
@@ -152,7 +157,7 @@ int hf_load(const char *path, hf_driver **out, char *why, size_t why_size) {
 		snprintf(why, why_size, "%s", dlerror());
 		return 1;
 	}
-	hf_driver *d = calloc(1, sizeof *d); // kept for the life of the process, as the library is
+	hf_driver *d = calloc(1, sizeof *d);
 	if (d == NULL) {
 		snprintf(why, why_size, "out of memory");
 		return 1;
@@ -186,6 +191,9 @@ int hf_load(const char *path, hf_driver **out, char *why, size_t why_size) {
 		(d->module_load && d->module_function && d->launch ? HF_KERNEL : 0) | (d->copy_plane_async ? HF_PLANE : 0) |
 		(d->ipc_open && d->ipc_close && d->address_range ? HF_IPC : 0) |
 		(d->mem_import && d->mem_release && d->address_reserve && d->address_free && d->mem_map && d->mem_unmap && d->mem_access ? HF_SHAREABLE : 0);
+	d->next = atomic_load(&loaded);
+	while (!atomic_compare_exchange_weak(&loaded, &d->next, d)) {
+	}
 	*out = d;
 	return 0;
 }

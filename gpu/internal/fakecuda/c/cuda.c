@@ -83,7 +83,11 @@ struct context {
 	_Atomic int lost; // the result of every call from now on
 };
 static struct context contexts[MOST_CONTEXTS];
-static _Thread_local struct context *current;
+
+// The current context of the thread. A key, since LeakSanitizer does not get along with thread-local variables of libraries
+// that are opened at run time.
+static pthread_key_t current_key;
+#define current ((struct context *)pthread_getspecific(current_key))
 
 // span is memory that copies can reach: on a device, or page-locked on the host.
 struct span {
@@ -161,9 +165,12 @@ static void guard(struct span *s, const char *p, size_t bytes, int writing, int 
 // ---- Streams and events.
 
 struct event {
+	struct event *next, **link;
 	uint64_t recorded, over; // how often; guarded by world
 	int result;              // of the last that is over
 };
+
+static struct event *events; // all, so that those that are never destroyed are no leaks
 
 struct part { // one stretch of a copy
 	char *to, *from;   // where workers see them
@@ -370,6 +377,8 @@ CUresult cuInit(unsigned flags) {
 		Dl_info self;
 		char path[4200];
 		control = &no_control;
+		if (pthread_key_create(&current_key, NULL) != 0)
+			abort();
 		if (dladdr((void *)cuInit, &self) && snprintf(path, sizeof path, "%s.control", self.dli_fname) < (int)sizeof path) {
 			int fd = open(path, O_RDWR | O_CLOEXEC);
 			if (fd >= 0) {
@@ -461,8 +470,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
 
 CUresult cuCtxSetCurrent(struct context *context) {
 	ENTER(0);
-	current = context;
-	return SUCCESS;
+	return pthread_setspecific(current_key, context) == 0 ? SUCCESS : OUT_OF_MEMORY;
 }
 
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
@@ -810,8 +818,15 @@ CUresult cuEventCreate(struct event **out, unsigned flags) {
 	ENTER(1);
 	if (flags > 7)
 		return INVALID_VALUE;
-	*out = calloc(1, sizeof **out);
+	struct event *e = calloc(1, sizeof *e);
+	pthread_mutex_lock(&world);
+	e->next = events, e->link = &events;
+	if (events != NULL)
+		events->link = &e->next;
+	events = e;
+	pthread_mutex_unlock(&world);
 	atomic_fetch_add(&control->events, 1);
+	*out = e;
 	return SUCCESS;
 }
 
@@ -849,8 +864,12 @@ CUresult cuEventSynchronize(struct event *e) {
 CUresult cuEventDestroy_v2(struct event *e) {
 	ENTER(1);
 	pthread_mutex_lock(&world);
-	if (e->over == e->recorded) // one that has not happened yet goes on existing, unnamed
+	if (e->over == e->recorded) { // one that has not happened yet goes on existing, unnamed
+		*e->link = e->next;
+		if (e->next != NULL)
+			e->next->link = e->link;
 		free(e);
+	}
 	pthread_mutex_unlock(&world);
 	atomic_fetch_sub(&control->events, 1);
 	return SUCCESS;
