@@ -482,7 +482,16 @@ func keysOf(pages []*page) []txn.Key {
 
 // all calls fn for every loose page on disk.
 func (x *looseIndex) all(v txn.Reader, fn func(key txn.Key, bytes int64, at txn.Placement) error) error {
-	return v.Scan(looseKey('p'), func(k, b []byte) (bool, error) {
+	return x.scan(v, looseKey('p'), fn)
+}
+
+// under is all for the keys that begin with b.
+func (x *looseIndex) under(v txn.Reader, b byte, fn func(key txn.Key, bytes int64, at txn.Placement) error) error {
+	return x.scan(v, looseKey('p', []byte{b}), fn)
+}
+
+func (x *looseIndex) scan(v txn.Reader, prefix []byte, fn func(key txn.Key, bytes int64, at txn.Placement) error) error {
+	return v.Scan(prefix, func(k, b []byte) (bool, error) {
 		if len(k) != 2+len(txn.Key{}) {
 			return false, fmt.Errorf("db: loose page entry under a key of %d bytes: %w", len(k), ErrCorrupt)
 		}

@@ -124,8 +124,11 @@ func (d *DB) makeRoom(ctx context.Context, bytes int64) (bool, error) {
 		return true, nil
 	}
 	if cool := d.residency.oldest(&d.residency.dirtyCool, bytes); len(cool) > 0 {
-		err := d.giveUpCool(ctx, cool)
-		d.residency.unpinAll(cool)
+		d.residency.unpinAll(cool) // so that what is given up can go at once
+		gone, err := d.giveUpOldest(ctx, true)
+		if err == nil && gone == 0 {
+			err = d.giveUpCool(ctx, cool)
+		}
 		return err == nil, err
 	}
 	dirty := d.residency.oldest(&d.residency.dirty, writeBackBytes)
@@ -147,7 +150,11 @@ func (d *DB) relieve(ctx context.Context, pages []*page) error {
 		return d.giveUp(ctx, append(keep, drop...), txn.ReasonWriteFailed)
 	}
 	if len(drop) > 0 {
-		if err := d.giveUp(ctx, drop, txn.ReasonRAMPressure); err != nil {
+		gone, err := d.giveUpOldest(ctx, false)
+		if err == nil && gone == 0 {
+			err = d.giveUp(ctx, drop, txn.ReasonRAMPressure)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -202,6 +209,41 @@ func (d *DB) sortDirty(pages []*page) (keep, drop []*page) {
 		}
 	}
 	return keep, drop
+}
+
+// Bounds of one round of giving up.
+const (
+	giveUpAtOnce = 4
+	giveUpLook   = 256
+)
+
+// giveUpOldest retires and deletes the checkpoints that go first of those that have pages in RAM only, a few at a time, and
+// tells how many. Choosing by checkpoint and not by page matters: the oldest page is the beginning that all others share.
+// It looks at a bounded number of checkpoints; with superseded set, only at those that go before all current ones.
+func (d *DB) giveUpOldest(ctx context.Context, superseded bool) (gone int, err error) {
+	err = d.committer.commitEssential(ctx, &transaction{
+		decide: func(v txn.Reader) (txn.Record, error) {
+			var victims []Generation
+			looked := 0
+			err := txn.Checkpoints(v, func(g Generation) (bool, error) {
+				s, err := txn.ReadState(v, g)
+				if err != nil || s == nil || superseded && !s.GoesFirst() {
+					return false, err
+				}
+				if !s.Durable {
+					victims = append(victims, g)
+				}
+				looked++
+				return len(victims) < giveUpAtOnce && looked < giveUpLook, nil
+			})
+			if err != nil {
+				return nil, err
+			}
+			return optional(txn.DecideRetire(v, victims, txn.ReasonRAMPressure, true, false))
+		},
+		applied: func(e *txn.Effects) { gone = len(e.Retired) },
+	})
+	return gone, err
 }
 
 // giveUp retires and deletes every checkpoint that needs one of the pages, so that the pages may go: retire before delete.

@@ -91,15 +91,16 @@ type verifier struct {
 	loose    *looseIndex
 
 	total    txn.Accounts
-	files    map[uint64]int64             // size of each segment file
-	short    map[uint64]*Finding          // files that are missing or too short
-	lost     []txn.Key                    // pages with a copy that cannot be read
-	move     []txn.Key                    // pages that are whole and that their file no longer describes
-	affected map[Generation]bool          // listed checkpoints
-	names    map[txn.Key]*Namespace       // by id, for the names of groups
-	matched  map[uint64]int64             // live copies that descriptors describe, by segment
-	told     time.Time                    // last progress
-	pause    func(context.Context, int64) // keeps the rate
+	files    map[uint64]int64               // size of each segment file
+	short    map[uint64]*Finding            // files that are missing or too short
+	lost     []txn.Key                      // pages with a copy that cannot be read
+	move     map[uint64][]txn.Key           // pages of checkpoints in files that no longer describe themselves
+	losing   map[uint64]map[Generation]bool // listed checkpoints that need what files in short have lost
+	affected map[Generation]bool            // listed checkpoints
+	names    map[txn.Key]*Namespace         // by id, for the names of groups
+	matched  map[uint64]int64               // live copies that descriptors describe, by segment
+	told     time.Time                      // last progress
+	pause    func(context.Context, int64)   // keeps the rate
 }
 
 func newVerifier(dir string, o VerifyOptions) (*verifier, error) {
@@ -111,7 +112,7 @@ func newVerifier(dir string, o VerifyOptions) (*verifier, error) {
 	}
 	v := &verifier{
 		o: o, begun: time.Now(), files: map[uint64]int64{}, short: map[uint64]*Finding{}, affected: map[Generation]bool{},
-		names: map[txn.Key]*Namespace{}, matched: map[uint64]int64{}, pause: pacer(o.BytesPerSecond),
+		names: map[txn.Key]*Namespace{}, move: map[uint64][]txn.Key{}, losing: map[uint64]map[Generation]bool{}, matched: map[uint64]int64{}, pause: pacer(o.BytesPerSecond),
 	}
 	path, err := resolve(dir)
 	if err != nil {
@@ -360,11 +361,10 @@ func (v *verifier) catalogue(r txn.Reader) error {
 		return err
 	}
 	for _, d := range plan.Damaged {
-		f := &Finding{Kind: "segment", File: v.file(d.Number), Offset: d.Size, Bytes: d.Needed - max(d.Size, 0), Detail: "cut short", Remedy: ByOpen}
+		f := &Finding{Kind: "segment", File: v.file(d.Number), Offset: d.Size, Bytes: d.Needed - max(d.Size, 0), Detail: "cut short", Remedy: ByRecover}
 		if d.Size < 0 {
 			f.Detail = "missing"
 		}
-		f.Remedy = ByRecover
 		v.short[d.Number] = f
 	}
 	for n := range loose { // their ends are recorded nowhere: a short file is found by reading
@@ -461,11 +461,21 @@ func (v *verifier) isLive(r txn.Reader, e *segment.Entry) (bool, error) {
 	return p != nil && int(e.Rank) < len(p.Place) && p.Place[e.Rank] == e.Place, err
 }
 
-// toMove notes the pages of checkpoints that live in a file whose own description is damaged: recover writes them anew.
+// toMove notes the pages that live in a file whose own description is damaged: recover writes those of checkpoints anew, and
+// gives up loose ones.
 func (v *verifier) toMove(r txn.Reader, number uint64) error {
+	err := v.loose.all(r, func(key txn.Key, _ int64, at txn.Placement) error {
+		if at.Segment == number {
+			v.lost = append(v.lost, key)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
 	return txn.Pages(r, func(key txn.Key, e *txn.PageEntry) (bool, error) {
 		if slices.ContainsFunc(e.Place, func(p txn.Placement) bool { return p.Segment == number }) {
-			v.move = append(v.move, key)
+			v.move[number] = append(v.move[number], key)
 		}
 		return true, nil
 	})
@@ -500,7 +510,9 @@ func (v *verifier) readPages(ctx context.Context, r txn.Reader) error {
 			if strings.Compare(string(key[:]), string(v.o.From[:])) < 0 {
 				return true, nil
 			}
-			v.report.Next = key
+			if len(batch) == 0 {
+				v.report.Next = key
+			}
 			if ctx.Err() != nil {
 				return false, fmt.Errorf("db: verify: %w: %w", ErrBusy, context.Cause(ctx))
 			}
@@ -545,6 +557,7 @@ func (v *verifier) readPages(ctx context.Context, r txn.Reader) error {
 		err = flush()
 	}
 	for _, n := range slices.Sorted(maps.Keys(v.short)) {
+		v.short[n].Checkpoints = slices.Collect(maps.Keys(v.losing[n]))
 		v.find(*v.short[n])
 	}
 	clear(v.short)
@@ -562,10 +575,11 @@ func (v *verifier) isShort(r txn.Reader, key txn.Key, at txn.Placement) bool {
 	if err != nil {
 		return false // reading it will tell
 	}
+	if v.losing[at.Segment] == nil {
+		v.losing[at.Segment] = map[Generation]bool{}
+	}
 	for _, g := range gens {
-		if !slices.Contains(f.Checkpoints, g) {
-			f.Checkpoints = append(f.Checkpoints, g)
-		}
+		v.losing[at.Segment][g] = true
 	}
 	return true
 }

@@ -144,26 +144,24 @@ func validateManifest(m *Manifest) error {
 // disk copies once the record is applied.
 func (r *Publish) decidePages(v Reader, in *PublishIntent) (durable bool, err error) {
 	durable = true
-	m := in.Manifest
 	added := map[Key]bool{}
-	for i := range m.Groups {
-		g := &m.Groups[i]
+	for i := range in.Manifest.Groups {
+		g := &in.Manifest.Groups[i]
+		if g.Chained {
+			d, err := r.decideChain(v, in, i, added)
+			if err != nil {
+				return false, err
+			}
+			durable = durable && d
+			continue
+		}
 		for j, key := range g.Keys {
-			page := pageOf{group: i, position: g.Positions[j], key: key}
-			_, d, err := r.decidePage(v, in, page, added)
+			d, err := r.decidePage(v, in, pageOf{group: i, position: g.Positions[j], key: key}, added)
 			if err != nil {
 				return false, err
 			}
 			durable = durable && d
 		}
-		if !g.Chained {
-			continue
-		}
-		d, err := r.decideChain(v, in, i, added)
-		if err != nil {
-			return false, err
-		}
-		durable = durable && d
 	}
 	return durable, nil
 }
@@ -178,34 +176,37 @@ func (r *Publish) decideChain(v Reader, in *PublishIntent, group int, added map[
 		}
 		return in.ChainKey(group, depth)
 	}
+	var entry *PageEntry // of the last known page
 	known, err := Deepest(g.Count-1, func(depth int64) (bool, error) {
-		entry, err := ReadPage(v, key(depth))
-		return entry != nil, err
+		e, err := ReadPage(v, key(depth))
+		if e != nil {
+			entry = e
+		}
+		return e != nil, err
 	})
 	if err != nil {
 		return false, err
 	}
-	page := pageOf{group: group}
 	durable = true
+	parent := Key{}
+	if known > 0 {
+		parent = key(known - 1)
+	}
 	for depth := max(known, 0); depth < g.Count; depth++ {
-		page.parent = page.key
-		if depth == known && depth > 0 {
-			page.parent = key(depth - 1)
-		}
-		page.key, page.position, page.depth = key(depth), depth, depth
-		if depth > 0 && page.parent.IsZero() {
+		page := pageOf{group: group, position: depth, depth: depth, key: key(depth), parent: parent}
+		if depth > 0 && parent.IsZero() {
 			return false, refuse(CompleteAtPublish, ErrInvalid, "group %d, page %d has no key", group, depth-1)
 		}
-		var d bool
+		d := false
 		if depth == known {
-			_, d, err = r.decidePage(v, in, page, added)
+			d, err = entry.ChainDurable, in.Manifest.checkKnown(page, entry)
 		} else {
 			d, err = r.newPage(in, page, added)
 		}
 		if err != nil {
 			return false, err
 		}
-		durable = durable && d
+		durable, parent = durable && d, page.key
 	}
 	return durable, nil
 }
@@ -218,32 +219,32 @@ type pageOf struct {
 	key, parent Key
 }
 
-// decidePage compares a page with what the catalogue knows of it, and adds it to the record if that is nothing.
-func (r *Publish) decidePage(v Reader, in *PublishIntent, page pageOf, added map[Key]bool) (known, durable bool, err error) {
-	if page.key.IsZero() {
-		return false, false, refuse(CompleteAtPublish, ErrInvalid, "group %d, page %d has no key", page.group, page.position)
-	}
-	m := in.Manifest
-	want := m.Groups[page.group].PageBytes
+// decidePage decides a page that is in no chain. durable tells whether it will have disk copies.
+func (r *Publish) decidePage(v Reader, in *PublishIntent, page pageOf, added map[Key]bool) (durable bool, err error) {
 	entry, err := ReadPage(v, page.key)
 	if err != nil {
-		return false, false, err
+		return false, err
 	}
 	if entry != nil {
-		if entry.Bytes != want || entry.Depth != page.depth {
-			return false, false, refuse(CompleteAtPublish, ErrInvalid, "group %d, page %d has %d bytes and %d pages before it, the manifest says %d and %d",
-				page.group, page.position, entry.Bytes, entry.Depth, want, page.depth)
-		}
-		if entry.Ranks != int64(m.Ranks) {
-			return false, false, refuse(AllRanks, ErrInvalid, "group %d, page %d has copies of %d ranks, the manifest says %d", page.group, page.position, entry.Ranks, m.Ranks)
-		}
-		if entry.Parent != page.parent {
-			return false, false, fmt.Errorf("group %d, page %d follows %s in the catalogue and %s in the manifest: %w", page.group, page.position, entry.Parent.Short(), page.parent.Short(), ErrInvalid)
-		}
-		return true, entry.ChainDurable, nil
+		return entry.ChainDurable, in.Manifest.checkKnown(page, entry)
 	}
-	durable, err = r.newPage(in, page, added)
-	return false, durable, err
+	return r.newPage(in, page, added)
+}
+
+// checkKnown refuses a page that the catalogue knows as another one than the manifest.
+func (m *Manifest) checkKnown(page pageOf, entry *PageEntry) error {
+	want := m.Groups[page.group].PageBytes
+	if entry.Bytes != want || entry.Depth != page.depth {
+		return refuse(CompleteAtPublish, ErrInvalid, "group %d, page %d has %d bytes and %d pages before it, the manifest says %d and %d",
+			page.group, page.position, entry.Bytes, entry.Depth, want, page.depth)
+	}
+	if entry.Ranks != int64(m.Ranks) {
+		return refuse(AllRanks, ErrInvalid, "group %d, page %d has copies of %d ranks, the manifest says %d", page.group, page.position, entry.Ranks, m.Ranks)
+	}
+	if entry.Parent != page.parent {
+		return fmt.Errorf("group %d, page %d follows %s in the catalogue and %s in the manifest: %w", page.group, page.position, entry.Parent.Short(), page.parent.Short(), ErrInvalid)
+	}
+	return nil
 }
 
 // newPage adds a page that the catalogue does not know to the record.
@@ -252,7 +253,6 @@ func (r *Publish) newPage(in *PublishIntent, page pageOf, added map[Key]bool) (d
 		return false, refuse(CompleteAtPublish, ErrInvalid, "group %d, page %d has no key", page.group, page.position)
 	}
 	m := in.Manifest
-	want := m.Groups[page.group].PageBytes
 	place, ok := in.Have(page.key)
 	if !ok {
 		return false, refuse(CompleteAtPublish, ErrConflict, "group %d, page %d (%s) is not there on all ranks", page.group, page.position, page.key.Short())
@@ -266,7 +266,7 @@ func (r *Publish) newPage(in *PublishIntent, page pageOf, added map[Key]bool) (d
 		}
 	}
 	added[page.key] = true
-	r.Pages = append(r.Pages, NewPage{Key: page.key, Parent: page.parent, Bytes: want, Place: place})
+	r.Pages = append(r.Pages, NewPage{Key: page.key, Parent: page.parent, Bytes: m.Groups[page.group].PageBytes, Place: place})
 	return len(place) != 0, nil
 }
 

@@ -68,37 +68,37 @@ func ListedPrefixes(v Reader, q *Query, fn func(g Generation, offset int64) (mor
 }
 
 // Deepest finds the last i of 0…last for which present holds, −1 if there is none. What is present at i is present at every
-// smaller index. It doubles its steps back from the end, because a conversation that goes on is known nearly to its end, and
-// then halves what is left: it asks about twice the logarithm of the distance.
+// smaller index, and the last index that is asked about and present is the answer. It looks at the end and one before it,
+// because a conversation that goes on is known nearly to its end, then doubles its steps back, then halves what is left: it
+// asks about twice the logarithm of the distance from the end.
 func Deepest(last int64, present func(i int64) (bool, error)) (int64, error) {
-	absent := last + 1
-	for step := int64(1); ; step *= 2 {
-		i := max(absent-step, 0)
-		if absent == 0 {
-			return -1, nil
-		}
+	low, high := int64(-1), last+1 // present at low, absent at high
+	look := func(i int64) error {
 		ok, err := present(i)
-		if err != nil {
+		if ok {
+			low = i
+		} else {
+			high = i
+		}
+		return err
+	}
+	if last < 0 {
+		return -1, nil
+	}
+	if err := look(last); err != nil {
+		return -1, err
+	}
+	for back := int64(1); low < 0 && high > 0; back *= 2 {
+		if err := look(max(high-back, 0)); err != nil {
 			return -1, err
 		}
-		if !ok {
-			absent = i
-			continue
-		}
-		low := i
-		for absent-low > 1 {
-			probe := low + (absent-low)/2
-			if ok, err = present(probe); err != nil {
-				return -1, err
-			}
-			if ok {
-				low = probe
-			} else {
-				absent = probe
-			}
-		}
-		return low, nil
 	}
+	for high-low > 1 {
+		if err := look(low + (high-low)/2); err != nil {
+			return -1, err
+		}
+	}
+	return low, nil
 }
 
 // AttentionShape is what a lookup at page boundaries has to know of one attention group.

@@ -67,7 +67,7 @@ func TestLookupReadsWhatIsNear(t *testing.T) {
 			require.Equal(t, q.len(), lookup(q))
 			require.Equal(t, counts{gets: 2}, v.counts, "its block, its prefix")
 			require.Zero(t, lookup(s.sequence().plus(run(2, blocks*BlockTokens)...)))
-			require.Equal(t, counts{gets: 3}, v.counts, "the last block, the second, and the namespace's own")
+			require.LessOrEqual(t, v.gets, 2+2*bits(blocks), "back to the namespace's own block")
 			require.Equal(t, q.len(), lookup(q.plus(run(2, 100)...)), "a conversation that goes on")
 			require.LessOrEqual(t, v.gets, 5)
 			require.Equal(t, q.len(), lookup(q.plus(run(2, blocks*BlockTokens)...)))

@@ -135,7 +135,14 @@ func TestStorageErrorsArePassedOn(t *testing.T) {
 		"in grace":    func(v View) error { return InGrace(v, gens) },
 		"states":      func(v View) error { return States(v, func(Generation, *State) (bool, error) { return true, nil }) },
 		"pages":       func(v View) error { return Pages(v, func(Key, *PageEntry) (bool, error) { return true, nil }) },
-		"segments":    func(v View) error { return Segments(v, func(uint64, SegmentUse) (bool, error) { return true, nil }) },
+		"pages under": func(v View) error {
+			return PagesUnder(v, nil, func(Key, *PageEntry) (bool, error) { return true, nil })
+		},
+		"manifests": func(v View) error {
+			return Manifests(v, func(Generation, *Manifest, error) (bool, error) { return true, nil })
+		},
+		"spines":   func(v View) error { return Spines(v, func(Key, SpineNode) (bool, error) { return true, nil }) },
+		"segments": func(v View) error { return Segments(v, func(uint64, SegmentUse) (bool, error) { return true, nil }) },
 	} {
 		counting := &failingView{View: c.view.Clone(), left: 1 << 30}
 		require.NoError(t, fn(counting), name)
@@ -183,6 +190,97 @@ func TestWhatIsNotThere(t *testing.T) {
 		return true, nil
 	}))
 	require.Equal(t, 1, seen)
+}
+
+// TestScansGiveEverything: each scan gives every entry of its sort in the order of keys, and ends when it is told to.
+func TestScansGiveEverything(t *testing.T) {
+	c := rich(t)
+	under := func(prefix ...byte) (ends []Key) {
+		require.NoError(t, c.view.Scan(prefix, func(k, _ []byte) (bool, error) {
+			ends = append(ends, Key(k[len(k)-32:]))
+			return true, nil
+		}))
+		return ends
+	}
+	var damaged []Generation
+	scans := map[string]struct {
+		want []Key
+		scan func(v Reader, fn func(k Key) (bool, error)) error
+	}{
+		"namespaces": {under(tagNamespace), func(v Reader, fn func(k Key) (bool, error)) error {
+			return Namespaces(v, func(k Key, _ []byte) (bool, error) { return fn(k) })
+		}},
+		"checkpoints": {under(tagOrder), func(v Reader, fn func(k Key) (bool, error)) error {
+			return Checkpoints(v, func(g Generation) (bool, error) { return fn(Key(g)) })
+		}},
+		"undurable": {under(tagWaiting), func(v Reader, fn func(k Key) (bool, error)) error {
+			return Undurable(v, func(g Generation) (bool, error) { return fn(Key(g)) })
+		}},
+		"in grace": {under(tagGrace), func(v Reader, fn func(k Key) (bool, error)) error {
+			return InGrace(v, func(g Generation) (bool, error) { return fn(Key(g)) })
+		}},
+		"states": {under(tagState), func(v Reader, fn func(k Key) (bool, error)) error {
+			return States(v, func(g Generation, _ *State) (bool, error) { return fn(Key(g)) })
+		}},
+		"pages": {under(tagPage), func(v Reader, fn func(k Key) (bool, error)) error {
+			return Pages(v, func(k Key, _ *PageEntry) (bool, error) { return fn(k) })
+		}},
+		"pages under all": {under(tagPage), func(v Reader, fn func(k Key) (bool, error)) error {
+			return PagesUnder(v, nil, func(k Key, _ *PageEntry) (bool, error) { return fn(k) })
+		}},
+		"manifests": {under(tagManifest), func(v Reader, fn func(k Key) (bool, error)) error {
+			return Manifests(v, func(g Generation, m *Manifest, damage error) (bool, error) {
+				if m == nil {
+					require.ErrorIs(t, damage, ErrCorrupt)
+					damaged = append(damaged, g)
+				}
+				return fn(Key(g))
+			})
+		}},
+		"spines": {under(tagSpine), func(v Reader, fn func(k Key) (bool, error)) error {
+			return Spines(v, func(k Key, _ SpineNode) (bool, error) { return fn(k) })
+		}},
+	}
+	for name, x := range scans {
+		require.NotEmpty(t, x.want, name)
+		for most := 1; most <= len(x.want); most++ {
+			var have []Key
+			require.NoError(t, x.scan(c.view, func(k Key) (bool, error) {
+				have = append(have, k)
+				return len(have) < most, nil
+			}))
+			require.Equal(t, x.want[:most], have, name)
+		}
+		require.ErrorIs(t, x.scan(c.view, func(Key) (bool, error) { return true, ErrIO }), ErrIO, name)
+	}
+	require.Empty(t, damaged)
+
+	// The parts of a scan of pages are the whole of it.
+	var parts []Key
+	for b := range 256 {
+		require.NoError(t, PagesUnder(c.view, []byte{byte(b)}, func(k Key, _ *PageEntry) (bool, error) {
+			require.EqualValues(t, b, k[0])
+			parts = append(parts, k)
+			return true, nil
+		}))
+	}
+	require.Equal(t, under(tagPage), parts)
+
+	// A damaged manifest is told from the others.
+	g := Generation(under(tagManifest)[1])
+	require.NoError(t, c.view.Set(key1(tagManifest, g), []byte{manifestFormat, 1, 2}))
+	require.NoError(t, scans["manifests"].scan(c.view, func(Key) (bool, error) { return true, nil }))
+	require.Equal(t, []Generation{g}, damaged)
+
+	roots := 0
+	require.NoError(t, Spines(c.view, func(key Key, node SpineNode) (bool, error) {
+		require.Equal(t, node.Index == 0, node.Parent.IsZero())
+		if node.Index == 0 {
+			roots++
+		}
+		return true, nil
+	}))
+	require.Equal(t, 1, roots)
 }
 
 // TestMemoryIsAView: what Memory gives back is a copy's worth: it does not change with the buffers it was made from, nor
