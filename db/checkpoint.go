@@ -150,8 +150,8 @@ func (d *DB) decideEssential(ctx context.Context, decide func(v txn.Reader) (txn
 	return d.committer.commitEssential(ctx, &transaction{decide: decide})
 }
 
-// evictFromDisk retires and deletes the checkpoints that go first, a few at a time. more is false once nothing is left.
-func (d *DB) evictFromDisk(ctx context.Context) (more bool, err error) {
+// evictFromDisk retires and deletes the n checkpoints that go first. more is false once nothing is left.
+func (d *DB) evictFromDisk(ctx context.Context, n int) (more bool, err error) {
 	if more, err = d.evictOldestLoose(); more || err != nil {
 		return more, err
 	}
@@ -160,7 +160,7 @@ func (d *DB) evictFromDisk(ctx context.Context) (more bool, err error) {
 			var victims []Generation
 			if err := txn.Checkpoints(v, func(g Generation) (bool, error) {
 				victims = append(victims, g)
-				return len(victims) < evictAtOnce, nil
+				return len(victims) < n, nil
 			}); err != nil {
 				return nil, err
 			}
@@ -193,6 +193,3 @@ func (d *DB) evictOldestLoose() (more bool, err error) {
 
 // looseEvictAtOnce is how many loose pages one round of disk eviction deletes.
 const looseEvictAtOnce = 64
-
-// evictAtOnce is how many checkpoints one round of disk eviction retires.
-const evictAtOnce = 4

@@ -42,6 +42,7 @@ func TestExactRepublicationWritesNothing_DED01(t *testing.T) {
 		seq, books := seqOf(t, testNamespace(t, 2), tokens(1, 1000)), shelf{}
 		first, _ := books.publish(t, d, seq, 1000, withMeta("m"))
 		d = reopen(t, d, crashed)
+		require.EqualValues(t, 1000, lookupAt(t, d, seq)) // the first find after a restart is noted
 		before, counted := still(t, d), stats(t, d)
 		for range 3 {
 			p, err := d.Begin(context.Background(), PublishRequest{Sequence: seq, Offset: 1000, Meta: []byte("m"), Durable: true})

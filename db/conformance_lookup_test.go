@@ -248,9 +248,9 @@ func TestLookupBounds_ID04(t *testing.T) {
 
 // Random trees of prefixes in random layouts, with deletions and restarts: every lookup finds what the definition says.
 func TestLookupAgreesWithTheDefinition_ID10_ID11(t *testing.T) {
-	rounds := 24
+	rounds := 12
 	if testing.Short() {
-		rounds = 6
+		rounds = 4
 	}
 	for round := range rounds {
 		t.Run(fmt.Sprint(round), func(t *testing.T) {

@@ -54,11 +54,7 @@ func TestHeldPagesOutliveTheirCheckpoint_PUB08(t *testing.T) {
 				require.Nil(t, a.Pages(0))
 				verify(t, b, 2)
 				b.Release()
-				settle(t, d)
-				idle(d)
-				s = stats(t, d)
-				require.Zero(t, s.RAMUsed)
-				require.Zero(t, s.DiskBytes)
+				awaitNothing(t, d)
 				require.Empty(t, books.requireListedIsReadable(t, d))
 				requireEmpty(t, d)
 			})
@@ -119,10 +115,6 @@ func TestPublicationKeepsWhatItBuildsOn_DED02(t *testing.T) {
 						require.Zero(t, lookupAt(t, d, seq))
 						if aborts {
 							require.NoError(t, p.Abort())
-							idle(d)
-							s := stats(t, d)
-							require.Zero(t, s.RAMUsed)
-							require.Zero(t, s.DiskBytes)
 							requireEmpty(t, d)
 							return
 						}

@@ -6,13 +6,16 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/holdfast-db/holdfast/db/internal/segment"
 	"github.com/holdfast-db/holdfast/txn"
 )
 
@@ -78,10 +81,32 @@ func (s shelf) requireListedIsReadable(t testing.TB, d *DB) []int64 {
 	return offsets
 }
 
-// settle waits for the jobs that outlive the calls which began them.
+// settle waits for the jobs that outlive the calls which began them, and has the finds so far recorded.
 func settle(t testing.TB, d *DB) {
 	t.Helper()
 	require.NoError(t, d.gate.wait(context.Background()))
+	_, err := d.curator.work(context.Background())
+	if d.log.Err() == nil {
+		require.NoError(t, err)
+	}
+	idle(d)
+}
+
+// eventually waits for what background work brings about. What does not come about is seen by the check that follows.
+func eventually(done func() bool) {
+	for deadline := time.Now().Add(10 * time.Second); !done() && time.Now().Before(deadline); {
+		runtime.Gosched()
+	}
+}
+
+// awaitNothing waits until nothing is left in either tier. Evacuation may have moved pages that were deleted meanwhile.
+func awaitNothing(t testing.TB, d *DB) {
+	t.Helper()
+	settle(t, d)
+	eventually(func() bool { return d.arena.Usage().Used == 0 && d.disk.inUse() == 0 })
+	s := stats(t, d)
+	require.Zero(t, s.RAMUsed)
+	require.Zero(t, s.DiskBytes)
 }
 
 // requireIdle checks the gauges of a database that nobody uses.
@@ -91,12 +116,37 @@ func requireIdle(t testing.TB, d *DB) {
 	s := stats(t, d)
 	require.Zero(t, s.Pending)
 	require.Zero(t, s.Leases)
+	eventually(func() bool { return d.residency.counts().pinned == 0 }) // evacuation pins what it moves
 	c := d.residency.counts()
 	require.Zero(t, c.pinned, "pages with pins")
 	require.Zero(t, c.filling, "pages being filled")
+	requireTableFollowsCatalogue(t, d)
+}
+
+// requireTableFollowsCatalogue checks, while nothing goes on, that the table of pages in RAM says what the catalogue says: a page
+// that it takes for known is known, and its disk copies are those that the catalogue names. A page left over from before it
+// was deleted would be shared by the next publication together with disk copies that are gone.
+func requireTableFollowsCatalogue(t testing.TB, d *DB) {
+	t.Helper()
+	snapshot := d.index.Snapshot()
+	defer snapshot.Close()
 	d.residency.mu.Lock()
 	defer d.residency.mu.Unlock()
 	require.Empty(t, d.residency.basis, "pages that nobody builds on")
+	for key, p := range d.residency.pages {
+		if p.class == segment.Loose {
+			continue
+		}
+		e, err := txn.ReadPage(snapshot, key)
+		require.NoError(t, err)
+		require.True(t, p.known && !p.lost, "a page that nobody holds is in the table and not known")
+		require.NotNil(t, e, "a page in RAM is taken for known and the catalogue has dropped it")
+		if p.placed() {
+			require.Equal(t, e.Place, p.place, "disk copies")
+		} else {
+			require.Empty(t, e.Place, "a page is taken for dirty and has disk copies")
+		}
+	}
 }
 
 // requireEmpty deletes everything and checks that nothing is left in any tier.
@@ -110,16 +160,15 @@ func requireEmpty(t testing.TB, d *DB) {
 	for _, g := range gens {
 		require.NoError(t, d.Delete(context.Background(), g))
 	}
-	settle(t, d)
-	idle(d)
+	_, err := d.Clear(context.Background(), txn.Key{}) // what is retired
+	require.NoError(t, err)
+	awaitNothing(t, d)
 	s := stats(t, d)
 	require.Zero(t, s.Checkpoints)
 	require.Zero(t, s.Retired)
 	require.Zero(t, s.Pages)
 	require.Zero(t, s.PageBytes)
-	require.Zero(t, s.RAMUsed)
 	require.Zero(t, s.RAMDirtyBytes)
-	require.Zero(t, s.DiskBytes)
 	requireIdle(t, d)
 	checkCatalogue(t, d)
 }

@@ -50,6 +50,7 @@ type DB struct {
 
 	owners    ownerSet
 	recovered RecoveryReport
+	scrubbed  atomic.Pointer[ScrubReport]
 
 	closeOnce sync.Once
 	closed    CloseReport
@@ -134,6 +135,9 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 	if !o.ReadOnly {
 		d.loop("curator", d.curator.run)
 		d.loop("evacuate", d.evacuateLoop)
+		if o.ScrubBytesPerSecond > 0 {
+			d.loop("scrub", d.scrubLoop)
+		}
 		if d.options.DiskBytes > 0 {
 			d.trim() // the budget may be smaller than it was
 		}
@@ -256,6 +260,15 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 	}
 	if err := d.retireAll(ctx, plan.Lost, txn.ReasonLost); err != nil {
 		return err
+	}
+	for _, s := range plan.Damaged {
+		if s.Size < 0 || d.options.ReadOnly {
+			continue
+		}
+		select { // what is left in a short file moves, so that the file goes and no later open measures it again
+		case d.disk.sparse <- s.Number:
+		default:
+		}
 	}
 	if err := d.retireAll(ctx, plan.Undurable, txn.ReasonNotDurable); err != nil {
 		return err

@@ -164,11 +164,13 @@ func (d *DB) stillPlaced(pages []*page) (kept []*page, err error) {
 // move writes new copies of pages that are in RAM and pinned, and has the catalogue name them.
 func (d *DB) move(ctx context.Context, pages []*page) error {
 	bytes := int64(0)
+	d.residency.mu.Lock()
 	for _, p := range pages {
 		for _, at := range p.place {
 			bytes += at.Allocated()
 		}
 	}
+	d.residency.mu.Unlock()
 	if ok, _ := d.disk.tryReserve(bytes); !ok {
 		return nil // no room for a second copy: the space comes back when the rest of the segment dies
 	}

@@ -54,6 +54,13 @@ func (g *gate) admit() {
 	}
 }
 
+// others reports whether anybody but the caller is inside.
+func (g *gate) others() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.inside > 1
+}
+
 func (g *gate) leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -70,10 +70,15 @@ type Options struct {
 	SegmentBytes int64
 	// ReplayBytes bounds the log that an open after a crash has to replay; 0 is DefaultReplayBytes.
 	ReplayBytes int64
+	// ScrubBytesPerSecond is the rate at which page copies on disk are read and checked in the background, once a day; 0 is
+	// not at all.
+	ScrubBytesPerSecond int64
 	// ReadOnly opens a database that is there and changes nothing on disk, which may be read-only: what a crash left to be
 	// replayed or retired is so in memory only. Several handles may be open like that, and none beside a writer. What would
 	// change the database is ErrReadOnly.
 	ReadOnly bool
+	// Faults makes the payload files misbehave; nil, as it should be but for tests, is none.
+	Faults *Faults
 	// Logger receives what an operator should see; nil is slog.Default().
 	Logger *slog.Logger
 	// MeterProvider and TracerProvider take metrics and spans; nil is the global one.
@@ -130,6 +135,7 @@ func (o Options) withDefaults() (Options, error) {
 		{"Options.RAMBytes", o.RAMBytes, MinRAMBytes, MaxRAMBytes},
 		{"Options.DiskBytes", o.DiskBytes, 0, 1 << 60},
 		{"Options.SegmentBytes", o.SegmentBytes, 1 << 20, 1 << 40},
+		{"Options.ScrubBytesPerSecond", o.ScrubBytesPerSecond, 0, 1 << 50},
 		{"Options.ReplayBytes", o.ReplayBytes, 64 << 10, 1 << 32},
 		{"Options.AdmissionTimeout", int64(o.AdmissionTimeout), 1, int64(time.Hour)},
 		{"Options.LoadTimeout", int64(o.LoadTimeout), 1, int64(time.Hour)},
@@ -138,6 +144,16 @@ func (o Options) withDefaults() (Options, error) {
 		if err := checkNumber(c.field, c.value, c.lo, c.hi); err != nil {
 			return o, err
 		}
+	}
+	if err := o.Faults.validate(); err != nil {
+		return o, err
+	}
+	if o.Faults != nil {
+		below := o.segmentFS
+		if below == nil {
+			below = segment.OS()
+		}
+		o.segmentFS = newFaultyFS(below, *o.Faults)
 	}
 	if int(o.WritePolicy) >= len(writePolicies) {
 		return o, fmt.Errorf("db: Options.WritePolicy is %d: want 0…%d: %w", o.WritePolicy, len(writePolicies)-1, ErrInvalid)

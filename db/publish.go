@@ -1,6 +1,7 @@
 package db
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -870,18 +871,22 @@ func (p *Publication) publish(ctx context.Context) (listed bool, err error) {
 				clear(written)
 				rec, err := txn.DecidePublish(v, &txn.PublishIntent{
 					Manifest: p.manifest, Committed: p.attempt.Committed(), Encoding: p.sequence.namespace.encoding, Durable: p.durable,
-					SpineKey: p.sequence.spine, ChainKey: p.chainKey, PrefixKey: p.sequence.prefix, Have: func(key txn.Key) ([]txn.Placement, bool) {
-						place, ok := p.have(v, key)
-						written[key] = place != nil
-						return place, ok
-					},
+					SpineKey: p.sequence.spine, ChainKey: p.chainKey, PrefixKey: p.sequence.prefix,
+					Have: func(key txn.Key) ([]txn.Placement, bool) { return p.have(v, key) },
 				})
 				if v, ok := err.(*txn.Violation); ok && v.Class == ErrConflict {
 					// Another publication listed pages without their disk copies in between, or see above.
 					again = v.Invariant == txn.PayloadBeforeRecord || v.Invariant == txn.CompleteAtPublish
 				}
-				if rec == nil || err != nil {
+				if err != nil {
 					return nil, err
+				}
+				if rec == nil { // listed by another publication, which may have asked for less
+					again, err = p.wantsMore(v)
+					return nil, err
+				}
+				for i := range rec.Pages {
+					written[rec.Pages[i].Key] = len(rec.Pages[i].Place) > 0
 				}
 				return rec, nil
 			},
@@ -891,7 +896,16 @@ func (p *Publication) publish(ctx context.Context) (listed bool, err error) {
 			return t.effects != nil, err
 		}
 	}
-	return false, fmt.Errorf("db: publication at %d: %w", p.manifest.Offset, err)
+	return false, fmt.Errorf("db: publication at %d: its pages kept changing: %w", p.manifest.Offset, cmp.Or(err, ErrBusy))
+}
+
+// wantsMore tells whether the checkpoint, which is listed, has to be durable and is not.
+func (p *Publication) wantsMore(v txn.Reader) (bool, error) {
+	if !p.durable {
+		return false, nil
+	}
+	s, err := txn.ReadState(v, p.gen)
+	return err == nil && s != nil && s.Status == txn.Listed && !s.Durable, err
 }
 
 // have reports whether a page is there on all ranks and stays until the record is applied, and its disk copies. v is the

@@ -3,6 +3,7 @@ package db
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -21,6 +22,9 @@ import (
 func treeOf(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	tree := map[string]string{}
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		return tree
+	}
 	require.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err

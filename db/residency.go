@@ -126,6 +126,8 @@ type residency struct {
 
 	room chan struct{}
 
+	closed bool // the database has closed: what is let go is freed
+
 	// quarantine holds the pages that were lost and not published again since, at most MaxQuarantine of them. The channel is
 	// closed once all that needs the page is retired; until then nobody reads it again.
 	quarantine map[txn.Key]<-chan struct{}
@@ -191,7 +193,7 @@ func (r *residency) unpin(p *page, out *leftovers) {
 // settle puts a page without pins where it belongs. With residency.mu.
 func (r *residency) settle(p *page, out *leftovers) {
 	switch {
-	case !p.known || p.lost: // nothing leads to it any more
+	case !p.known || p.lost || r.closed: // nothing leads to it any more
 		out.slots = append(out.slots, p.slots...)
 		out.places = append(out.places, p.place...)
 		p.slots, p.place = nil, nil
@@ -427,6 +429,7 @@ func (r *residency) counts() (c residencyCounts) {
 func (r *residency) clear() {
 	var out leftovers
 	r.mu.Lock()
+	r.closed = true
 	for _, p := range r.pages {
 		if p.pins == 0 {
 			p.unlink()

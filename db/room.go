@@ -125,7 +125,7 @@ func (d *DB) makeRoom(ctx context.Context, bytes int64) (bool, error) {
 	}
 	if cool := d.residency.oldest(&d.residency.dirtyCool, bytes); len(cool) > 0 {
 		d.residency.unpinAll(cool) // so that what is given up can go at once
-		gone, err := d.giveUpOldest(ctx, true)
+		gone, err := d.giveUpOldest(ctx, true, nil)
 		if err == nil && gone == 0 {
 			err = d.giveUpCool(ctx, cool)
 		}
@@ -147,10 +147,10 @@ func (d *DB) relieve(ctx context.Context, pages []*page) error {
 	keep, drop := d.sortDirty(pages)
 	if len(keep) > 0 && d.lateWrites.Load() > 0 {
 		d.options.Logger.Warn("disk lags, checkpoints are retired", "pages", len(keep))
-		return d.giveUp(ctx, append(keep, drop...), txn.ReasonWriteFailed)
+		keep, drop = nil, pages
 	}
 	if len(drop) > 0 {
-		gone, err := d.giveUpOldest(ctx, false)
+		gone, err := d.giveUpOldest(ctx, false, pages)
 		if err == nil && gone == 0 {
 			err = d.giveUp(ctx, drop, txn.ReasonRAMPressure)
 		}
@@ -219,8 +219,13 @@ const (
 
 // giveUpOldest retires and deletes the checkpoints that go first of those that have pages in RAM only, a few at a time, and
 // tells how many. Choosing by checkpoint and not by page matters: the oldest page is the beginning that all others share.
-// It looks at a bounded number of checkpoints; with superseded set, only at those that go before all current ones.
-func (d *DB) giveUpOldest(ctx context.Context, superseded bool) (gone int, err error) {
+// It looks at a bounded number of checkpoints; with superseded set, only at those that go before all current ones. One whose
+// pages somebody holds is passed over, because giving it up makes no room; pages are pinned by the caller.
+func (d *DB) giveUpOldest(ctx context.Context, superseded bool, pages []*page) (gone int, err error) {
+	pinned := make(map[*page]int, len(pages))
+	for _, p := range pages {
+		pinned[p]++
+	}
 	err = d.committer.commitEssential(ctx, &transaction{
 		decide: func(v txn.Reader) (txn.Record, error) {
 			var victims []Generation
@@ -231,7 +236,13 @@ func (d *DB) giveUpOldest(ctx context.Context, superseded bool) (gone int, err e
 					return false, err
 				}
 				if !s.Durable {
-					victims = append(victims, g)
+					held, err := d.isHeld(v, g, pinned)
+					if err != nil {
+						return false, err
+					}
+					if !held {
+						victims = append(victims, g)
+					}
 				}
 				looked++
 				return len(victims) < giveUpAtOnce && looked < giveUpLook, nil
@@ -244,6 +255,26 @@ func (d *DB) giveUpOldest(ctx context.Context, superseded bool) (gone int, err e
 		applied: func(e *txn.Effects) { gone = len(e.Retired) },
 	})
 	return gone, err
+}
+
+// isHeld tells whether somebody holds a checkpoint: whether the last page of one of its groups has other pins than those given.
+func (d *DB) isHeld(v txn.Reader, g Generation, pinned map[*page]int) (bool, error) {
+	m, err := txn.ReadManifest(v, g)
+	if err != nil || m == nil {
+		return false, err
+	}
+	d.residency.mu.Lock()
+	defer d.residency.mu.Unlock()
+	for i := range m.Groups {
+		last := m.Groups[i].Head
+		if !m.Groups[i].Chained {
+			last = m.Groups[i].Keys[len(m.Groups[i].Keys)-1]
+		}
+		if p := d.residency.pages[last]; p != nil && p.pins > pinned[p] {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // giveUp retires and deletes every checkpoint that needs one of the pages, so that the pages may go: retire before delete.

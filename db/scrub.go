@@ -222,7 +222,7 @@ func (d *DB) scrubLoop() {
 	}()
 	for {
 		r, err := d.Scrub(ctx, ScrubOptions{BytesPerSecond: d.options.ScrubBytesPerSecond})
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || errors.Is(err, ErrClosed) {
 			return
 		}
 		d.scrubbed.Store(&r)

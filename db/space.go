@@ -16,7 +16,7 @@ import (
 type diskSpace struct {
 	segments *segment.Store
 	logger   *slog.Logger
-	evict    func(ctx context.Context) (more bool, err error) // retires and deletes the checkpoints that go first
+	evict    func(ctx context.Context, n int) (more bool, err error) // retires and deletes the n checkpoints that go first
 
 	mu      sync.Mutex             // guards what follows
 	budget  int64                  // 0: unbounded
@@ -27,6 +27,7 @@ type diskSpace struct {
 	idle    chan struct{} // closed while the queue is empty and nothing is being given back
 	wake    chan struct{}
 	closed  bool
+	busy    bool // run is giving a batch back
 
 	sparse   chan uint64   // segments of which little is left
 	evicting chan struct{} // holds a token while somebody evicts
@@ -51,7 +52,7 @@ func newDiskSpace(s *segment.Store, budget int64, live map[uint64]segmentLive, l
 
 // reserve sets bytes aside for a write, evicting checkpoints if the budget calls for it.
 func (s *diskSpace) reserve(ctx context.Context, bytes int64) error {
-	for {
+	for n := 1; ; n = min(2*n, evictAtOnceMax) {
 		ok, budget := s.tryReserve(bytes)
 		if ok {
 			return nil
@@ -59,7 +60,7 @@ func (s *diskSpace) reserve(ctx context.Context, bytes int64) error {
 		if bytes > budget {
 			return fmt.Errorf("db: write of %d bytes: the disk tier has %d: %w", bytes, budget, ErrTooLarge)
 		}
-		if err := s.makeRoom(ctx, bytes); err != nil {
+		if err := s.makeRoom(ctx, bytes, n); err != nil {
 			return err
 		}
 	}
@@ -88,14 +89,14 @@ func (s *diskSpace) setBudget(bytes int64) {
 
 // trim evicts until what is used is within the budget.
 func (s *diskSpace) trim(ctx context.Context) error {
-	for {
+	for n := 1; ; n = min(2*n, evictAtOnceMax) {
 		s.mu.Lock()
 		fits := s.fits(0)
 		s.mu.Unlock()
 		if fits {
 			return nil
 		}
-		if err := s.makeRoom(ctx, 0); err != nil {
+		if err := s.makeRoom(ctx, 0, n); err != nil {
 			return err
 		}
 	}
@@ -136,8 +137,12 @@ func (s *diskSpace) count(at txn.Placement, delta int64) {
 	}
 }
 
-// makeRoom evicts one round of checkpoints and waits until their space is given back. One caller does so at a time.
-func (s *diskSpace) makeRoom(ctx context.Context, bytes int64) error {
+// evictAtOnceMax bounds the checkpoints that one round of disk eviction retires. The first round of a caller retires one, and
+// each after it twice as many: a large write costs few records, and a small one no checkpoint that could have stayed.
+const evictAtOnceMax = 64
+
+// makeRoom evicts n checkpoints and waits until their space is given back. One caller does so at a time.
+func (s *diskSpace) makeRoom(ctx context.Context, bytes int64, n int) error {
 	select {
 	case s.evicting <- struct{}{}:
 		defer func() { <-s.evicting }()
@@ -150,7 +155,7 @@ func (s *diskSpace) makeRoom(ctx context.Context, bytes int64) error {
 	if enough {
 		return nil // somebody before us made room
 	}
-	more, err := s.evict(ctx)
+	more, err := s.evict(ctx, n)
 	if err != nil {
 		return err
 	}
@@ -196,7 +201,7 @@ func (s *diskSpace) run() {
 	for {
 		s.mu.Lock()
 		batch, closed := s.queue, s.closed
-		s.queue = nil
+		s.queue, s.busy = nil, len(s.queue) > 0
 		if len(batch) == 0 {
 			select {
 			case <-s.idle:

@@ -366,6 +366,11 @@ func (v *verifier) catalogue(r txn.Reader) error {
 			f.Detail = "missing"
 		}
 		v.short[d.Number] = f
+		if d.Size >= 0 { // what is left in it moves, so that the file goes and nobody measures it again
+			if err := v.toMove(r, d.Number); err != nil {
+				return err
+			}
+		}
 	}
 	for n := range loose { // their ends are recorded nowhere: a short file is found by reading
 		if _, there := v.files[n]; !there && v.short[n] == nil {
@@ -446,6 +451,14 @@ func (v *verifier) scanSegments(ctx context.Context, r txn.Reader) error {
 			if err := v.toMove(r, n); err != nil {
 				return err
 			}
+			if err := v.loose.all(r, func(key txn.Key, _ int64, at txn.Placement) error {
+				if at.Segment == n {
+					v.lost = append(v.lost, key)
+				}
+				return nil
+			}); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -461,18 +474,9 @@ func (v *verifier) isLive(r txn.Reader, e *segment.Entry) (bool, error) {
 	return p != nil && int(e.Rank) < len(p.Place) && p.Place[e.Rank] == e.Place, err
 }
 
-// toMove notes the pages that live in a file whose own description is damaged: recover writes those of checkpoints anew, and
-// gives up loose ones.
+// toMove notes the pages of checkpoints that live in a damaged file: recover writes them anew. Loose pages are not moved; those
+// that their file no longer describes are given up.
 func (v *verifier) toMove(r txn.Reader, number uint64) error {
-	err := v.loose.all(r, func(key txn.Key, _ int64, at txn.Placement) error {
-		if at.Segment == number {
-			v.lost = append(v.lost, key)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
 	return txn.Pages(r, func(key txn.Key, e *txn.PageEntry) (bool, error) {
 		if slices.ContainsFunc(e.Place, func(p txn.Placement) bool { return p.Segment == number }) {
 			v.move[number] = append(v.move[number], key)
@@ -543,7 +547,7 @@ func (v *verifier) readPages(ctx context.Context, r txn.Reader) error {
 		}
 		v.report.Pages++
 		v.report.Loose++
-		if v.short[at.Segment] != nil {
+		if v.short[at.Segment] != nil && at.Offset+at.Stored > v.files[at.Segment] {
 			v.lost = append(v.lost, key)
 			return nil
 		}

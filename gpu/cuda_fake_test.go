@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -118,6 +119,29 @@ func TestCUDARegionOverTwoPinnedPieces(t *testing.T) {
 	m.peek(t, 0, device, got)
 	require.Equal(t, host[100:100+30<<10], got)
 	require.EqualValues(t, 4, m.e.Stats()[0].Runs)
+}
+
+// Host memory that is not pinned is refused before anything moves: the driver would copy it while Submit waits, and not at
+// all if it is Go's.
+func TestCUDARefusesUnpinnedMemory_GPU02(t *testing.T) {
+	m := fakeRig(CUDAOptions{KernelBytes: -1}, nil).open(t, Options{}).(*fakeMachine)
+	p, err := m.e.AllocPinned(8 << 10)
+	require.NoError(t, err)
+	device := m.alloc(t, 0, 64<<10)
+	mem := p.Bytes()
+	beyond, unmap, err := mapMemory(4096)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unmap()) }()
+	for _, host := range [][]byte{make([]byte, 16), beyond, unsafe.Slice(&mem[4096], 4097)} {
+		_, err := m.e.Submit(t.Context(), Batch{Direction: Load, Regions: []Region{{device, mem[:16]}, {device + 4096, host}}})
+		require.ErrorIs(t, err, txn.ErrInvalid)
+		require.ErrorContains(t, err, "not pinned")
+	}
+	require.Zero(t, m.c.Copies.Load()+m.c.Batches.Load())
+	even(t, m.e)
+	require.NoError(t, p.Unpin())
+	_, err = m.e.Submit(t.Context(), Batch{Direction: Load, Regions: []Region{{device, mem[:16]}}})
+	require.ErrorContains(t, err, "not pinned")
 }
 
 // Memory of a copy in flight cannot be touched by the process: this is what makes the fake driver catch early releases.

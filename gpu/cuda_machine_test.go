@@ -3,6 +3,7 @@
 package gpu
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -36,17 +37,47 @@ var fakeLibrary = sync.OnceValues(func() (string, error) {
 	return library, fakecuda.Link(object, library)
 })
 
-// installFake gives a fake driver of its own to a test.
+// fakes are installed drivers that nobody uses. They are used again, since one that was loaded stays for the life of the
+// process.
+var fakes struct {
+	mu        sync.Mutex
+	installed int
+	idle      []fakeInstall
+}
+
+type fakeInstall struct {
+	path    string
+	control *fakecuda.Control
+}
+
+// installFake gives a fake driver to a test.
 func installFake(t testing.TB) (string, *fakecuda.Control) {
 	if _, err := fakecuda.Compiler(); err != nil {
 		t.Skip("the fake CUDA driver is built by a C compiler: ", err)
 	}
 	library, err := fakeLibrary()
 	require.NoError(t, err)
-	path := filepath.Join(t.TempDir(), "libcuda.so.1")
-	c, err := fakecuda.Install(library, path)
-	require.NoError(t, err)
-	return path, c
+	fakes.mu.Lock()
+	defer fakes.mu.Unlock()
+	var f fakeInstall
+	if n := len(fakes.idle); n > 0 {
+		f = fakes.idle[n-1]
+		fakes.idle = fakes.idle[:n-1]
+		f.control.Reset()
+	} else {
+		fakes.installed++
+		f.path = fmt.Sprintf("%s.%d", library, fakes.installed)
+		f.control, err = fakecuda.Install(library, f.path)
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() {
+		if f.control.Idle() {
+			fakes.mu.Lock()
+			defer fakes.mu.Unlock()
+			fakes.idle = append(fakes.idle, f)
+		}
+	})
+	return f.path, f.control
 }
 
 // fakeMachine is the unmodified CUDA backend on the fake driver.

@@ -26,6 +26,7 @@ func Check(v Reader) error {
 	if err := c.derive(have); err != nil {
 		return err
 	}
+	c.want.sort() // so that the first difference is always the same one
 	for _, k := range c.want.keys {
 		got, ok := have.values[k]
 		if !ok {

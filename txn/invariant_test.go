@@ -356,8 +356,8 @@ func TestMonotoneLSN(t *testing.T) {
 	require.Equal(t, MonotoneLSN, v.Invariant, "a checkpoint is newer than the last record")
 }
 
-// rich gives a catalogue with an entry of every kind.
-func rich(t *testing.T) *catalogue {
+// rich gives a catalogue with an entry of every kind; a checkpoint in it is listed, durable and superseded.
+func rich(t *testing.T) (*catalogue, *sequence, Generation) {
 	c, q, base := hybrid(t)
 	d := newDisk()
 	for _, p := range q.pages() {
@@ -380,13 +380,13 @@ func rich(t *testing.T) *catalogue {
 		tags[k[0]] = true
 	}
 	require.Len(t, tags, len(keyBytes), "an entry of every kind")
-	return c
+	return c, q, base
 }
 
 // TestExactAccounting: given a catalogue in which any one entry is missing, is one too many, or holds another value, when it
 // is checked, then the difference is found, unless the entry says what no other entry does.
 func TestExactAccounting(t *testing.T) {
-	c := rich(t)
+	c, _, _ := rich(t)
 	for _, k := range c.view.keys {
 		v := c.view.Clone()
 		require.NoError(t, v.Delete([]byte(k)))

@@ -2,7 +2,6 @@ package txn
 
 import (
 	"flag"
-	"os"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -17,5 +16,4 @@ func TestMain(m *testing.M) {
 		flag.Set("rapid.steps", "60")
 	}
 	goleak.VerifyTestMain(m)
-	os.Exit(1) // not reached: VerifyTestMain exits
 }

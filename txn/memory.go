@@ -10,8 +10,10 @@ import (
 
 // Memory is a View in plain memory, for tests and for the reference model.
 type Memory struct {
-	keys   []string // sorted
+	keys   []string // sorted, unless unsorted is set
 	values map[string][]byte
+
+	unsorted bool // keys were added out of order since they were last read in order
 }
 
 // NewMemory gives an empty catalogue.
@@ -23,8 +25,10 @@ func (m *Memory) Get(key []byte) ([]byte, error) { return m.values[string(key)],
 // Set implements View.
 func (m *Memory) Set(key, value []byte) error {
 	if _, ok := m.values[string(key)]; !ok {
-		i, _ := slices.BinarySearch(m.keys, string(key))
-		m.keys = slices.Insert(m.keys, i, string(key))
+		if n := len(m.keys); n > 0 && m.keys[n-1] > string(key) {
+			m.unsorted = true
+		}
+		m.keys = append(m.keys, string(key))
 	}
 	m.values[string(key)] = append([]byte{}, value...)
 	return nil
@@ -33,6 +37,7 @@ func (m *Memory) Set(key, value []byte) error {
 // Delete implements View.
 func (m *Memory) Delete(key []byte) error {
 	if _, ok := m.values[string(key)]; ok {
+		m.sort()
 		i, _ := slices.BinarySearch(m.keys, string(key))
 		m.keys = slices.Delete(m.keys, i, i+1)
 		delete(m.values, string(key))
@@ -42,6 +47,7 @@ func (m *Memory) Delete(key []byte) error {
 
 // Scan implements Reader.
 func (m *Memory) Scan(prefix []byte, fn func(key, value []byte) (bool, error)) error {
+	m.sort()
 	for i := sort.SearchStrings(m.keys, string(prefix)); i < len(m.keys); i++ {
 		key := []byte(m.keys[i])
 		if !bytes.HasPrefix(key, prefix) {
@@ -54,12 +60,20 @@ func (m *Memory) Scan(prefix []byte, fn func(key, value []byte) (bool, error)) e
 	return nil
 }
 
+// sort puts the keys in order.
+func (m *Memory) sort() {
+	if m.unsorted {
+		slices.Sort(m.keys)
+		m.unsorted = false
+	}
+}
+
 // Len is the number of entries.
 func (m *Memory) Len() int { return len(m.keys) }
 
 // Clone gives an independent copy.
 func (m *Memory) Clone() *Memory {
-	c := &Memory{keys: slices.Clone(m.keys), values: make(map[string][]byte, len(m.values))}
+	c := &Memory{keys: slices.Clone(m.keys), unsorted: m.unsorted, values: make(map[string][]byte, len(m.values))}
 	for k, v := range m.values {
 		c.values[k] = v // values are replaced, never changed
 	}

@@ -107,9 +107,9 @@ func (m *machine) publish(*rapid.T) {
 	in.Manifest.Request = rapid.SampledFrom([]string{"", "r1", "r2", "r3", "r4", "r5", "r6"}).Draw(m.t, "request")
 	if rapid.IntRange(0, 3).Draw(m.t, "policy") > 0 {
 		in.PrefixKey = q.prefix
-		if len(gens) > 0 && rapid.IntRange(0, 4).Draw(m.t, "continuing") == 0 {
-			in.Manifest.Continues = rapid.SampledFrom(gens).Draw(m.t, "continues")
-		}
+	}
+	if len(gens) > 0 && rapid.IntRange(0, 4).Draw(m.t, "continuing") == 0 {
+		in.Manifest.Continues = rapid.SampledFrom(gens).Draw(m.t, "continues")
 	}
 	in.Durable = rapid.IntRange(0, 4).Draw(m.t, "durable") == 0
 	if rapid.IntRange(0, 15).Draw(m.t, "rank lost") == 0 {

@@ -194,7 +194,7 @@ func TestWhatIsNotThere(t *testing.T) {
 
 // TestScansGiveEverything: each scan gives every entry of its sort in the order of keys, and ends when it is told to.
 func TestScansGiveEverything(t *testing.T) {
-	c := rich(t)
+	c, _, _ := rich(t)
 	under := func(prefix ...byte) (ends []Key) {
 		require.NoError(t, c.view.Scan(prefix, func(k, _ []byte) (bool, error) {
 			ends = append(ends, Key(k[len(k)-32:]))

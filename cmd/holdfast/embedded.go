@@ -26,6 +26,7 @@ type embedded struct {
 	options   db.Options
 	db        *db.DB  // nil while it is closed
 	before    written // by this process, before the last reopening
+	soak      *soak   // nil without faults or checks
 
 	// The sequence of the request at hand, built for find and used again by publish.
 	sequence *db.Sequence
@@ -69,6 +70,7 @@ func openEmbedded(ctx context.Context, s setup) (holder, error) {
 		log = os.Stderr
 	}
 	e := &embedded{
+		soak:      newSoak(s),
 		setup:     s,
 		namespace: ns,
 		options: db.Options{
@@ -76,6 +78,9 @@ func openEmbedded(ctx context.Context, s setup) (holder, error) {
 			Logger: slog.New(slog.NewTextHandler(log, nil)),
 		},
 		of: -1,
+	}
+	if s.Faults {
+		e.options.Faults = soakFaults(s.Seed)
 	}
 	return e, e.open(ctx)
 }
@@ -124,7 +129,9 @@ func (e *embedded) find(ctx context.Context, r request) (found, error) {
 	}
 
 	start = time.Now()
-	restored, err := e.db.Restore(ctx, s, db.LookupOptions{})
+	rushed, cancel := e.soak.hurry(ctx)
+	defer cancel()
+	restored, err := e.db.Restore(rushed, s, db.LookupOptions{})
 	f.Restore = time.Since(start)
 	switch {
 	case errors.Is(err, txn.ErrBusy):
@@ -140,6 +147,10 @@ func (e *embedded) find(ctx context.Context, r request) (found, error) {
 			f.Generation = g.String()
 		}
 		e.check(&f, restored.Pages)
+		if err := restored.Err(); err != nil { // the context ended, and with it the lease, while the pages were looked at
+			f = found{Lookup: f.Lookup, Busy: err.Error()}
+			return f, nil
+		}
 	}
 	if f.Offset < m.Offset {
 		// It may have been retired in between. Then it is not listed now.
@@ -215,7 +226,9 @@ func (e *embedded) publish(ctx context.Context, r request, from found) (publishe
 		continues = db.Generation(key)
 	}
 	start := time.Now()
-	repeated, err := e.publishPages(ctx, s, db.PublishRequest{
+	rushed, cancelRush := e.soak.hurry(ctx)
+	defer cancelRush()
+	generation, repeated, err := e.publishPages(rushed, s, db.PublishRequest{
 		Sequence:  s,
 		Offset:    r.tokens(),
 		Kind:      db.Prompt,
@@ -224,36 +237,45 @@ func (e *embedded) publish(ctx context.Context, r request, from found) (publishe
 	})
 	p := published{Repeated: repeated, Publish: time.Since(start)}
 	switch {
-	case errors.Is(err, txn.ErrBusy), errors.Is(err, txn.ErrNoSpace):
+	case errors.Is(err, txn.ErrBusy), errors.Is(err, txn.ErrNoSpace), e.setup.Faults && (errors.Is(err, txn.ErrIO) || errors.Is(err, txn.ErrConflict)):
 		p.Refused = err.Error()
 	case err != nil:
 		return p, databaseError(err)
 	}
-	if e.setup.CountEach {
-		p.Written, err = e.written()
+	if err == nil {
+		if err := e.soak.published(ctx, e, generation, r); err != nil {
+			return p, databaseError(err)
+		}
 	}
+	if !e.setup.CountEach {
+		return p, nil
+	}
+	p.Written, err = e.written()
 	return p, err
 }
 
 // publishPages publishes one checkpoint, rank after rank. It reports whether it was listed already.
-func (e *embedded) publishPages(ctx context.Context, s *db.Sequence, r db.PublishRequest) (repeated bool, err error) {
+func (e *embedded) publishPages(ctx context.Context, s *db.Sequence, r db.PublishRequest) (g db.Generation, repeated bool, err error) {
 	p, err := e.db.Begin(ctx, r)
 	if err != nil {
-		return false, err
+		return g, false, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, p.Abort())
+			if abort := p.Abort(); !errors.Is(abort, txn.ErrConflict) { // which says that it has ended by itself
+				err = errors.Join(err, abort)
+			}
 		}
 	}()
+	g = p.Generation()
 	if p.Listed() {
-		return true, nil
+		return g, true, nil
 	}
 	blocks := r.Offset / blockTokens
 	for rank := range e.setup.Ranks {
 		slots, err := p.Slots(ctx, rank)
 		if err != nil {
-			return false, err
+			return g, false, err
 		}
 		for _, slot := range slots {
 			b := slot.Buffer()[:slot.Size()]
@@ -262,13 +284,13 @@ func (e *embedded) publishPages(ctx context.Context, s *db.Sequence, r db.Publis
 		}
 		listed, err := p.Commit(ctx, rank)
 		if err != nil {
-			return false, err
+			return g, false, err
 		}
 		if last := rank == e.setup.Ranks-1; listed != last {
-			return false, fmt.Errorf("rank %d of %d committed and listed is %v: %w", rank, e.setup.Ranks, listed, txn.ErrConflict)
+			return g, false, fmt.Errorf("rank %d of %d committed and listed is %v: %w", rank, e.setup.Ranks, listed, txn.ErrConflict)
 		}
 	}
-	return false, nil
+	return g, false, nil
 }
 
 func (e *embedded) reopen(ctx context.Context) error {

@@ -87,6 +87,8 @@ type setup struct {
 	RAMBytes    int64  `json:"ram_bytes"`
 	DiskBytes   int64  `json:"disk_bytes"` // 0 = unbounded
 	WritePolicy string `json:"write_policy"`
+	Faults      bool   `json:"faults,omitempty"`     // payload files fail and lag, calls are cancelled, everything is cleared now and then
+	Seed        uint64 `json:"seed,omitempty"`       // of the faults
 	Log         bool   `json:"log,omitempty"`        // the database's log goes to standard error
 	CountEach   bool   `json:"count_each,omitempty"` // bytes are counted with each publication, for who may not live to be asked
 }

@@ -32,6 +32,8 @@ type replayOptions struct {
 	restartEvery int
 	killEvery    int
 	audit        bool
+	faults       bool
+	checkEvery   int
 	verbose      bool
 }
 
@@ -95,6 +97,8 @@ publication contains filling its new pages.
 	f.IntVar(&o.restartEvery, "restart-every", o.restartEvery, "close and open the database every `N` requests, 0 = never")
 	f.IntVar(&o.killEvery, "kill-every", o.killEvery, "kill the database's process every `N` acknowledged requests, 0 = never")
 	f.BoolVar(&o.audit, "audit", o.audit, "at the end, restore every checkpoint that is still listed")
+	f.BoolVar(&o.faults, "faults", o.faults, "make the disk slow and failing, cancel calls, clear everything now and then")
+	f.IntVar(&o.checkEvery, "check-every", o.checkEvery, "every `N` requests restore a sample of all listed checkpoints and recount, 0 = never")
 	f.BoolVarP(&o.verbose, "verbose", "v", o.verbose, "write the database's log to standard error")
 	completeModel(c)
 	completeWith(c, "write-policy", policyNames()...)
@@ -140,10 +144,13 @@ func (o replayOptions) setup() (setup, error) {
 	for _, n := range []struct {
 		flag  string
 		value int
-	}{{"limit", o.limit}, {"restart-every", o.restartEvery}, {"kill-every", o.killEvery}} {
+	}{{"limit", o.limit}, {"restart-every", o.restartEvery}, {"kill-every", o.killEvery}, {"check-every", o.checkEvery}} {
 		if n.value < 0 {
 			return setup{}, usageError(fmt.Errorf("--%s %d: negative: %w", n.flag, n.value, txn.ErrInvalid))
 		}
+	}
+	if o.killEvery > 0 && (o.faults || o.checkEvery > 0) {
+		return setup{}, usageError(fmt.Errorf("--kill-every goes with neither --faults nor --check-every: %w", txn.ErrInvalid))
 	}
 	if _, err := db.ParseWritePolicy(o.writePolicy); err != nil {
 		return setup{}, usageError(fmt.Errorf("--write-policy: %w", err))
@@ -161,6 +168,8 @@ func (o replayOptions) setup() (setup, error) {
 		DiskBytes:   int64(o.disk),
 		WritePolicy: o.writePolicy,
 		Log:         o.verbose,
+		Faults:      o.faults,
+		Seed:        o.seed,
 	}
 	if s.Model == attentionModel {
 		s.StateBytes = 0
@@ -215,7 +224,7 @@ func runReplay(ctx context.Context, o replayOptions, stdin io.Reader, stdout, st
 		RAMBytes: s.RAMBytes, DiskBytes: s.DiskBytes, WritePolicy: s.WritePolicy, Dir: o.dir,
 	}
 	d := &replay{
-		source: src, holder: h, ledger: newLedger(s), restartEvery: o.restartEvery, audit: o.audit,
+		source: src, holder: h, ledger: newLedger(s), restartEvery: o.restartEvery, checkEvery: o.checkEvery, audit: o.audit,
 		progress: newProgress(stderr, !o.verbose), report: r,
 	}
 	before, err := h.census(ctx)

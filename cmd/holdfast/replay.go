@@ -17,6 +17,7 @@ type replay struct {
 	holder       holder
 	ledger       *ledger
 	restartEvery int  // clean close and open after so many requests; 0 = never
+	checkEvery   int  // inspect after so many requests; 0 = never
 	audit        bool // look everything up at the end
 	fresh        bool // the directory was empty, so the ledger knows of everything in it
 	progress     *progress
@@ -64,6 +65,14 @@ func (d *replay) requests(ctx context.Context) error {
 			return fmt.Errorf("request %d: %w", r.Index, err)
 		}
 		d.progress.step(d.report.HitBlocks, d.report.Blocks)
+		if d.checkEvery > 0 && d.report.Requests%int64(d.checkEvery) == 0 {
+			f, err := d.holder.(inspector).inspect(ctx)
+			if err != nil {
+				return fmt.Errorf("check after request %d: %w", r.Index, err)
+			}
+			d.report.Checks++
+			d.judge(fmt.Sprintf("check after request %d", r.Index), f)
+		}
 		if d.restartEvery > 0 && d.report.Requests%int64(d.restartEvery) == 0 {
 			if err := d.holder.reopen(ctx); err != nil {
 				return fmt.Errorf("reopen after request %d: %w", r.Index, err)

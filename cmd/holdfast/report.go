@@ -54,6 +54,7 @@ type report struct {
 	DiskBytesUsed      int64   `json:"disk_bytes_used"`
 
 	Restarts int64             `json:"restarts"` // clean closes and opens
+	Checks   int64             `json:"checks"`   // samples of all listed checkpoints restored, and counts derived anew
 	Kills    int64             `json:"kills"`
 	KillsAt  map[killPoint]int `json:"kills_at,omitempty"` // where in the life of a request
 
@@ -167,6 +168,9 @@ func (r *report) writeTable(w io.Writer) error {
 		humanBytes(r.BytesWritten), humanBytes(r.Written.Payload), humanBytes(r.Written.Log))})
 	t.AppendRow(table.Row{"payload published", fmt.Sprintf("%s, each page counted once", humanBytes(r.UniquePayloadBytes))})
 	t.AppendRow(table.Row{"in use", fmt.Sprintf("RAM %s, disk %s", humanBytes(r.RAMBytesUsed), humanBytes(r.DiskBytesUsed))})
+	if r.Checks > 0 {
+		t.AppendRow(table.Row{"checks", count(r.Checks)})
+	}
 	if r.Restarts > 0 {
 		t.AppendRow(table.Row{"clean restarts", count(r.Restarts)})
 	}

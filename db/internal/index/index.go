@@ -90,6 +90,10 @@ func Open(dir string, o Options) (x *Index, err error) {
 		L0StopWritesThreshold:       24,
 		MaxOpenFiles:                openTables,
 		Logger:                      pebbleLog{o.Logger},
+		// By default Pebble calls a block that fails its checksum fatal. Here it is the error of whoever reads it.
+		EventListener: &pebble.EventListener{DataCorruption: func(info pebble.DataCorruptionInfo) {
+			o.Logger.Error("index", "file", info.Path, "damage", info.Details)
+		}},
 		DisableAutomaticCompactions: o.ReadOnly,
 	}
 	for i := range opts.Levels {

@@ -108,11 +108,32 @@ func Install(library, path string) (*Control, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.Reset()
+	return c, nil
+}
+
+// Reset makes the driver that of version 13.0 with two devices, with nothing held, failing or counted.
+func (c *Control) Reset() {
+	for _, zero := range []*atomic.Uint64{
+		&c.InitResult, &c.Hold, &c.HoldFills, &c.FailAt, &c.FailMore, &c.DelayMicroseconds, &c.Seed, &c.ModuleResult,
+		&c.Calls, &c.Copies, &c.Batches, &c.Batched, &c.Planes, &c.Kernels, &c.KernelRuns, &c.Violations,
+	} {
+		zero.Store(0)
+	}
 	c.Devices.Store(2)
 	c.Version.Store(13000)
 	c.BatchABIs.Store(3)
 	c.FailWith.Store(999)
-	return c, nil
+}
+
+// Idle reports whether nothing is left of those who have used the driver but memory.
+func (c *Control) Idle() bool {
+	for i := range c.Lost {
+		if c.Lost[i].Load() != 0 {
+			return false
+		}
+	}
+	return c.Contexts.Load()+c.Streams.Load()+c.Events.Load()+c.Imports.Load() == 0
 }
 
 // Attach gives the memory by which to control an installed library.

@@ -62,7 +62,7 @@ enum {
 
 enum { PAGE = 4096, POISON = 0xA5, MOST_SPANS = 4096, MOST_CONTEXTS = FAKE_DEVICES };
 
-// ---- The world. One lock guards everything but the queues of streams; workers copy without it.
+// ---- The world. One lock guards all of it; workers copy without it.
 
 static pthread_mutex_t world = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; // an event is over, a stream is idle
