@@ -105,7 +105,7 @@ func TestAttentionPagesNeeded(t *testing.T) {
 	for _, x := range []struct{ tokens, window, offset, first, count int64 }{
 		{16, 0, 1, 0, 1}, {16, 0, 16, 0, 1}, {16, 0, 17, 0, 2}, {16, 0, 1000, 0, 63},
 		{16, 32, 1, 0, 1}, {16, 32, 32, 0, 2}, {16, 32, 33, 0, 3}, {16, 32, 48, 1, 2}, {16, 32, 49, 1, 3},
-		{16, 1, 16, 0, 1}, {16, 1, 17, 1, 1}, {1, 1, 5, 4, 1}, {16, 1000, 1000, 0, 63}, {16, 24, 100, 4, 3},
+		{16, 1, 16, 0, 1}, {16, 1, 17, 1, 1}, {1, 1, 2, 1, 1}, {1, 1, 5, 4, 1}, {16, 1000, 1000, 0, 63}, {16, 24, 100, 4, 3},
 	} {
 		first, count := AttentionShape{PageTokens: x.tokens, WindowTokens: x.window}.Needed(x.offset)
 		require.Equal(t, []int64{x.first, x.count}, []int64{first, count}, "%+v", x)
