@@ -223,7 +223,7 @@ func TestDiskThatDiesAtEveryOperation_B29_PUB07(t *testing.T) {
 func TestLastPageAndReusedBuffers_B12(t *testing.T) {
 	rounds, batch := 1000, 125
 	if testing.Short() {
-		rounds = 125
+		rounds, batch = 40, 40
 	}
 	ns := testNamespace(t, 1, attentionOnly(64, 16)...)
 	d := openDB(t, memoryDir(t), Options{WritePolicy: OnEvict})

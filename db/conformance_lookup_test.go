@@ -250,7 +250,7 @@ func TestLookupBounds_ID04(t *testing.T) {
 func TestLookupAgreesWithTheDefinition_ID10_ID11(t *testing.T) {
 	rounds := 12
 	if testing.Short() {
-		rounds = 4
+		rounds = 2
 	}
 	for round := range rounds {
 		t.Run(fmt.Sprint(round), func(t *testing.T) {

@@ -160,7 +160,7 @@ func (m *mixed) restore(ctx context.Context, rng *rand.Rand, seq *Sequence, n in
 func TestMixedOperations_PUB04_DED03_DED04(t *testing.T) {
 	rounds := 120
 	if testing.Short() {
-		rounds = 30
+		rounds = 20
 	}
 	layouts := map[string][]Group{
 		"hybrid": {

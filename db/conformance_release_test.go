@@ -2,7 +2,10 @@ package db
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -232,5 +235,89 @@ func waitFor(hold <-chan struct{}) func(txn.Reader) (txn.Record, error) {
 	return func(txn.Reader) (txn.Record, error) {
 		<-hold
 		return nil, nil
+	}
+}
+
+// A page turns out corrupt while a publication that builds on it, through a checkpoint that was retired, is being committed.
+// Whichever comes first, nothing is listed that needs the page; once published again, everything is whole.
+func TestLossWhileBuildingOnIt_PUB06(t *testing.T) {
+	rounds := 30
+	if testing.Short() {
+		rounds = 10
+	}
+	d := openDB(t, memoryDir(t), Options{})
+	ns, books := testNamespace(t, 1, attentionOnly(4096, 16)...), shelf{}
+	for round := range rounds {
+		seq := seqOf(t, ns, tokens(uint64(round), 200))
+		books.publish(t, d, seq, 48)
+		older, _ := books.publish(t, d, seq, 96)
+		require.NoError(t, d.Retire(context.Background(), older))
+		p := begin(t, d, seq, 200)
+		fill(t, p, 0)
+		books.keep(t, p.Generation(), seq, 200)
+		_, err := d.DropRAM(context.Background())
+		require.NoError(t, err)
+		corrupt(t, d, seq.pageKey(0, 1, 32))
+
+		hold := make(chan struct{})
+		done := make(chan error, 3)
+		go func() {
+			done <- d.committer.commit(context.Background(), &transaction{decide: waitFor(hold)}, true)
+		}()
+		go func() {
+			short, err := seq.Fork(48)
+			if err == nil {
+				var r *Restoration
+				if r, err = d.Restore(context.Background(), short, LookupOptions{}); err == nil {
+					r.Release() // at page 0, which is good
+				}
+			}
+			if errors.Is(err, ErrNotFound) {
+				err = nil
+			}
+			done <- err
+		}()
+		eventually(func() bool { return d.residency.counts().quarantined > 0 })
+		go func() {
+			_, err := p.Commit(context.Background(), 0)
+			if errors.Is(err, ErrConflict) || errors.Is(err, ErrBusy) {
+				err = nil
+			}
+			done <- err
+		}()
+		close(hold)
+		for range 3 {
+			require.NoError(t, <-done)
+		}
+		p.Abort()
+		require.Less(t, lookupAt(t, d, seq), int64(48), "the page is needed from there on")
+		books.publish(t, d, seq, 200)
+		require.EqualValues(t, 200, restoreAt(t, d, seq))
+		require.Zero(t, stats(t, d).Quarantined)
+	}
+	books.requireListedIsReadable(t, d)
+	d = reopen(t, d, true)
+	books.requireListedIsReadable(t, d)
+	requireEmpty(t, d)
+}
+
+// corrupt changes a byte of the disk copies of a page.
+func corrupt(t testing.TB, d *DB, key txn.Key) {
+	t.Helper()
+	snapshot := d.index.Snapshot()
+	defer snapshot.Close()
+	e, err := txn.ReadPage(snapshot, key)
+	require.NoError(t, err)
+	require.NotEmpty(t, e.Place)
+	for _, at := range e.Place {
+		f, err := os.OpenFile(filepath.Join(d.dir.path, dataName, fmt.Sprintf("%020d.seg", at.Segment)), os.O_RDWR, 0)
+		require.NoError(t, err)
+		b := make([]byte, 1)
+		_, err = f.ReadAt(b, at.Offset+at.Stored/2)
+		require.NoError(t, err)
+		b[0] ^= 1
+		_, err = f.WriteAt(b, at.Offset+at.Stored/2)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
 	}
 }

@@ -77,6 +77,11 @@ func (d *DB) evacuatePages(ctx context.Context, number uint64, keys []txn.Key) e
 		return err
 	}
 	for ranks, pages := range byRanks {
+		if proven, e := d.proveNow(pages); e != nil || !proven {
+			err = errors.Join(err, e)
+			d.residency.unpinAll(pages)
+			continue // what changed on the way is looked at when the segment loses its next page
+		}
 		// load unpins on an error, lost pages are retired by it, and the others stay where they are.
 		if e := d.load(ctx, pages, ranks); e != nil {
 			err = errors.Join(err, e)
@@ -108,7 +113,7 @@ func (d *DB) pinLiving(number uint64, keys []txn.Key) (map[int][]*page, error) {
 		t.mu.Lock()
 		p := t.pages[key]
 		if p == nil && t.quarantine[key] == nil {
-			p = &page{key: key, parent: e.Parent, bytes: e.Bytes, place: e.Place, class: segment.Shared, known: true, cool: e.Current == 0}
+			p = &page{key: key, parent: e.Parent, bytes: e.Bytes, place: e.Place, class: segment.Shared, known: true, unproven: true, cool: e.Current == 0}
 			t.pages[key] = p
 		}
 		if p != nil && p.known && !p.lost && p.filler == nil && slices.Equal(p.place, e.Place) {
@@ -159,6 +164,13 @@ func (d *DB) stillPlaced(pages []*page) (kept []*page, err error) {
 	}
 	t.unpinAll(changed)
 	return kept, err
+}
+
+// proveNow is prove with the catalogue as it is now.
+func (d *DB) proveNow(pages []*page) (bool, error) {
+	snapshot := d.index.Snapshot()
+	defer snapshot.Close()
+	return d.prove(snapshot, pages)
 }
 
 // move writes new copies of pages that are in RAM and pinned, and has the catalogue name them.

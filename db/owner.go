@@ -58,7 +58,9 @@ func (d *DB) NewOwner(name string, ttl time.Duration) (*Owner, error) {
 	if len(d.owners.all) >= MaxOwners {
 		return nil, fmt.Errorf("db: %d owners are registered: %w", len(d.owners.all), ErrBusy)
 	}
+	o.mu.Lock()
 	o.timer = time.AfterFunc(ttl, o.expire)
+	o.mu.Unlock()
 	d.owners.all[o] = true
 	return o, nil
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/holdfast-db/holdfast/db/internal/arena"
 	"github.com/holdfast-db/holdfast/db/internal/segment"
 	"github.com/holdfast-db/holdfast/txn"
 )
@@ -494,6 +495,26 @@ func (p *Publication) tryClaim(ctx context.Context, needs []need, bases []txn.Ke
 	if err != nil {
 		return false, err
 	}
+	if unproven := p.claim(needs, slots); unproven != nil {
+		select {
+		case <-unproven:
+		case <-p.db.gate.stopping:
+			return false, errClosed
+		case <-ctx.Done():
+			return false, fmt.Errorf("db: publication at %d waits for a page that is being looked up: %w: %w", p.manifest.Offset, ErrBusy, context.Cause(ctx))
+		}
+		return false, nil
+	}
+	if len(p.claims) < len(needs) {
+		return false, nil // a page that was there is gone; what is claimed so far is let go
+	}
+	return p.stillMissing(needs)
+}
+
+// claim claims pages, with the slots for those that nobody has, until one of them is not as it was when the slots were
+// counted. Who finds a page that another one has just entered and not yet compared with the catalogue gets a channel to wait for.
+func (p *Publication) claim(needs []need, slots []arena.Slot) (unproven <-chan struct{}) {
+	r := p.db.residency
 	var out leftovers
 	r.mu.Lock()
 	defer func() {
@@ -506,11 +527,13 @@ func (p *Publication) tryClaim(ctx context.Context, needs []need, bases []txn.Ke
 		q := r.pages[n.key]
 		if q == nil {
 			if len(slots) < p.manifest.Ranks || slots[0].Len() != n.bytes {
-				return false, nil // a page that was there is gone; what is claimed so far is let go
+				return nil
 			}
 			q = &page{key: n.key, parent: n.parent, bytes: n.bytes, class: n.class, filler: p, done: make([]bool, p.manifest.Ranks)}
 			q.slots, slots = slices.Clone(slots[:p.manifest.Ranks]), slots[p.manifest.Ranks:]
 			r.pages[n.key] = q
+		} else if q.unproven {
+			return q.wait()
 		} else if q.filler != nil {
 			q.followers = append(q.followers, p)
 		}
@@ -518,6 +541,20 @@ func (p *Publication) tryClaim(ctx context.Context, needs []need, bases []txn.Ke
 		p.claims = append(p.claims, q)
 		p.groups = append(p.groups, n.claim)
 		p.byKey[n.key] = true
+	}
+	return nil
+}
+
+// stillMissing tells whether the catalogue still knows none of the pages, now that they are claimed and nobody else can list them.
+// One that it learned since they were looked up has been listed with other memory and other copies.
+func (p *Publication) stillMissing(needs []need) (bool, error) {
+	snapshot := p.db.index.Snapshot()
+	defer snapshot.Close()
+	for i := range needs {
+		entry, err := txn.ReadPage(snapshot, needs[i].key)
+		if err != nil || entry != nil {
+			return false, err
+		}
 	}
 	return true, nil
 }
@@ -872,7 +909,7 @@ func (p *Publication) publish(ctx context.Context) (listed bool, err error) {
 				rec, err := txn.DecidePublish(v, &txn.PublishIntent{
 					Manifest: p.manifest, Committed: p.attempt.Committed(), Encoding: p.sequence.namespace.encoding, Durable: p.durable,
 					SpineKey: p.sequence.spine, ChainKey: p.chainKey, PrefixKey: p.sequence.prefix,
-					Have: func(key txn.Key) ([]txn.Placement, bool) { return p.have(v, key) },
+					Have: p.have,
 				})
 				if v, ok := err.(*txn.Violation); ok && v.Class == ErrConflict {
 					// Another publication listed pages without their disk copies in between, or see above.
@@ -908,27 +945,20 @@ func (p *Publication) wantsMore(v txn.Reader) (bool, error) {
 	return err == nil && s != nil && s.Status == txn.Listed && !s.Durable, err
 }
 
-// have reports whether a page is there on all ranks and stays until the record is applied, and its disk copies. v is the
-// catalogue: what it knows stays, even if no listed checkpoint needs it, unless it was lost. On the committer goroutine.
-func (p *Publication) have(v txn.Reader, key txn.Key) ([]txn.Placement, bool) {
+// have reports whether the publication holds a page, which the catalogue does not know, on all ranks, and its disk copies. On the
+// committer goroutine.
+func (p *Publication) have(key txn.Key) ([]txn.Placement, bool) {
 	r := p.db.residency
 	r.mu.Lock()
-	q, bad := r.pages[key], r.quarantine[key] != nil
-	ours := q != nil && (p.byKey[key] || slices.Contains(p.custody, q))
-	complete := q != nil && q.complete() && !q.lost
-	var place []txn.Placement
-	if complete {
-		place = q.place
-	}
-	r.mu.Unlock()
-	if ours && complete {
-		return place, true
-	}
-	entry, err := txn.ReadPage(v, key)
-	if err != nil || entry == nil || bad {
+	defer r.mu.Unlock()
+	q := r.pages[key]
+	if q == nil || !q.complete() || q.lost {
 		return nil, false
 	}
-	return nil, complete || len(entry.Place) > 0
+	if !p.byKey[key] && !slices.Contains(p.custody, q) {
+		return nil, false // somebody else's: nothing keeps it until the record is applied
+	}
+	return q.place, true
 }
 
 // makeDurable writes every page of the checkpoint that has no disk copy: those it claimed, and older ones that the

@@ -2,6 +2,7 @@ package db
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/holdfast-db/holdfast/db/internal/arena"
@@ -37,6 +38,10 @@ type page struct {
 	// before the record. The page is dirty until it does.
 	unrecorded bool
 
+	// unproven pages were entered from a reading of the catalogue that may have been old, and not compared with it since: their
+	// copies may be somebody else's by now. No publication shares one.
+	unproven bool
+
 	known  bool // in the catalogue
 	cool   bool // no current checkpoint needs it: it goes before those that one does
 	lost   bool // its disk copy turned out bad; not to be shared any more
@@ -45,7 +50,7 @@ type page struct {
 	filler    *Publication
 	done      []bool         // while filling: ranks whose bytes are complete
 	followers []*Publication // publications that share the page once it is filled, in order of arrival
-	changed   chan struct{}  // closed at the next change of filler or done; nil if nobody waits
+	changed   chan struct{}  // closed at the next change of filler, done or unproven, and when the table forgets the page; nil if nobody waits
 
 	job *job // being written or loaded; the job has a pin
 
@@ -238,6 +243,7 @@ func (r *residency) setCool(keys []txn.Key, cool bool) {
 
 // forget takes the page out of the table, unless another object has taken its place. With residency.mu.
 func (r *residency) forget(p *page) {
+	p.signal()
 	if r.pages[p.key] == p {
 		delete(r.pages, p.key)
 	}
@@ -338,6 +344,9 @@ func (r *residency) dropped(pages []txn.DroppedPage) {
 		if p == nil {
 			p = &page{key: d.Key, parent: d.Parent, bytes: d.Bytes, place: d.Place, class: segment.Shared}
 			r.pages[d.Key] = p
+		}
+		if !slices.Equal(p.place, d.Place) {
+			out.places = append(out.places, d.Place...) // the page in the table is another one than the catalogue knew
 		}
 		p.known = false
 		for b := range builders {

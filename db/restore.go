@@ -270,7 +270,7 @@ func (d *DB) pinKnown(v txn.Reader, r *Restoration, keys []txn.Key, ranks int) e
 		}
 		if p == nil {
 			e := entries[j]
-			p = &page{key: keys[i], parent: e.Parent, bytes: e.Bytes, place: e.Place, class: segment.Shared, known: true, cool: e.Current == 0}
+			p = &page{key: keys[i], parent: e.Parent, bytes: e.Bytes, place: e.Place, class: segment.Shared, known: true, unproven: true, cool: e.Current == 0}
 			t.pages[keys[i]] = p
 		}
 		t.pin(p)
@@ -303,31 +303,44 @@ func (d *DB) stillThere(r *Restoration) error {
 			return errChanged
 		}
 	}
+	proven, err := d.prove(snapshot, r.pages)
+	if err == nil && !proven {
+		err = errChanged
+	}
+	return err
+}
+
+// prove compares those of the pages that are not in RAM with a reading of the catalogue that is younger than their pins, and tells
+// whether all of them are what it names. It ends at the first that is not.
+func (d *DB) prove(v txn.Reader, pages []*page) (bool, error) {
 	t := d.residency
 	t.mu.Lock()
 	var absent []*page
-	for _, p := range r.pages {
-		if p.slots == nil {
+	for _, p := range pages {
+		if p.slots == nil || p.unproven {
 			absent = append(absent, p)
 		}
 	}
 	t.mu.Unlock()
 	for _, p := range absent {
-		e, err := txn.ReadPage(snapshot, p.key)
+		e, err := txn.ReadPage(v, p.key)
 		if err != nil {
-			return err
+			return false, err
 		}
 		t.mu.Lock()
 		same := p.place != nil && e != nil && slices.Equal(e.Place, p.place)
-		if !same && p.slots == nil && p.known {
+		if same {
+			p.unproven = false
+			p.signal()
+		} else if (p.slots == nil || p.unproven) && p.known {
 			t.detach(p)
 		}
 		t.mu.Unlock()
 		if !same {
-			return errChanged
+			return false, nil
 		}
 	}
-	return nil
+	return true, nil
 }
 
 // load waits until all of the pages, which the caller has pinned, are in RAM, reading those that nobody else reads. On an error

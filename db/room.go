@@ -315,22 +315,31 @@ func (d *DB) giveUpIf(ctx context.Context, pages []*page, reason txn.Reason, may
 		}
 		return needed, nil
 	}
-	err := d.committer.commitEssential(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
-		gens, err := dependents(v)
+	for try := 1; ; try++ {
+		err := d.committer.commitEssential(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
+			gens, err := dependents(v)
+			if err != nil {
+				return nil, err
+			}
+			return optional(txn.DecideRetire(v, gens, reason, true, false))
+		}})
 		if err != nil {
-			return nil, err
+			return err
 		}
-		return optional(txn.DecideRetire(v, gens, reason, true, false))
-	}})
-	if err != nil {
-		return err
+		// What was retired before and not deleted needs them too. It kept them in the catalogue, so a publication may have built
+		// on them in between, and is to be retired as well.
+		err = d.committer.commitEssential(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
+			gens, err := dependents(v)
+			if err != nil {
+				return nil, err
+			}
+			return optional(txn.DecideDelete(v, gens))
+		}})
+		if !errors.Is(err, ErrConflict) || try == giveUpTries {
+			return err
+		}
 	}
-	// What was retired before and not deleted needs them too.
-	return d.committer.commitEssential(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
-		gens, err := dependents(v)
-		if err != nil {
-			return nil, err
-		}
-		return optional(txn.DecideDelete(v, gens))
-	}})
 }
+
+// giveUpTries bounds how often giving up begins anew because a publication came in between.
+const giveUpTries = 16

@@ -241,6 +241,33 @@ func TestHugeCounts(t *testing.T) {
 	}
 }
 
+// TestOneSpelling: what could be written in two ways is read in one.
+func TestOneSpelling(t *testing.T) {
+	r := samples()["publish-more"].(*Publish)
+	encoded := Encode(nil, r)
+	at := bytes.Index(encoded, append(slices.Clone(r.Pages[0].Key[:]), 1)) + len(Key{})
+	require.EqualValues(t, 1, encoded[at], "the parent is the page before: none")
+	spelled := slices.Concat(encoded[:at], []byte{0}, make([]byte, len(Key{})), encoded[at+1:])
+	_, err := Decode(KindPublish, spelled)
+	require.ErrorIs(t, err, ErrCorrupt)
+}
+
+// TestUnknownChoices: a choice that no build writes is damage.
+func TestUnknownChoices(t *testing.T) {
+	for _, x := range []struct {
+		kind    Kind
+		payload []byte
+	}{
+		{KindMark, []byte{recordFormat, 0, 0}},
+		{KindMark, []byte{recordFormat, 3, 0}},
+		{KindRetire, []byte{recordFormat, 0, 0, 0}},
+		{KindRetire, []byte{recordFormat, 1, 2, 0}},
+	} {
+		_, err := Decode(x.kind, x.payload)
+		require.ErrorIs(t, err, ErrCorrupt, "%v %x", x.kind, x.payload)
+	}
+}
+
 // TestUnknownKindsAndFormats: what another build has written is refused as such, not taken for damage.
 func TestUnknownKindsAndFormats(t *testing.T) {
 	for _, kind := range []Kind{0, KindMark + 1, 255} {

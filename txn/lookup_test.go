@@ -174,6 +174,10 @@ func TestChainPagesAndDependents(t *testing.T) {
 	require.Contains(t, []Generation{base, more, branch}, anyListed(q.pageAt(0, 0)))
 	require.Contains(t, []Generation{base, more}, anyListed(q.pageAt(0, 2)))
 	require.Equal(t, base, anyListed(q.pageAt(2, 0)))
+	whole, _ := c.publish(t, q.first(128).intent(""))
+	require.Equal(t, whole, anyListed(q.pageAt(0, 1)), "the nearest one")
+	c.retire(t, false, whole)
+	require.Contains(t, []Generation{base, more, branch}, anyListed(q.pageAt(0, 1)), "not the nearest one, which is retired")
 	only := q.plus(3)
 	require.Zero(t, anyListed(only.pageAt(0, 4)), "only a retired one needs it")
 	c.retire(t, false, base, more)
@@ -238,6 +242,14 @@ func TestDamagedEntries(t *testing.T) {
 	for name := range read {
 		require.True(t, noticed[name], "%s notices no damage", name)
 	}
+
+	// A key that is as long as one of another sort.
+	short := c.view.Clone()
+	require.NoError(t, short.Set(key1(tagChild, q.pageAt(0, 0)), nil))
+	for _, name := range []string{"dependents", "any listed"} {
+		require.ErrorIs(t, read[name](short), ErrCorrupt, name)
+	}
+	require.ErrorIs(t, Check(short), ErrCorrupt)
 
 	// A cycle of parents ends the search for the first page.
 	v := c.view.Clone()
