@@ -455,3 +455,29 @@ func TestMarkerIsAsDrawn(t *testing.T) {
 		require.Equal(t, crc32.Checksum(b[:60], crc32.MakeTable(crc32.Castagnoli)), binary.LittleEndian.Uint32(b[60:]))
 	}
 }
+
+// Imports point the way that docs/architecture.md draws: down, to txn, and to nothing beside.
+func TestImportsPointOneWay(t *testing.T) {
+	const module = "github.com/holdfast-db/holdfast/"
+	allowed := map[string][]string{
+		"txn": {}, "wal": {"txn"}, "recovery": {"txn"}, "gpu": {"txn", "gpu/internal/driver"}, "gpu/internal/driver": {},
+		"db/internal/arena": {"txn"}, "db/internal/segment": {"txn"}, "db/internal/index": {"txn"},
+		"db": {"db/internal/arena", "db/internal/segment", "db/internal/index", "gpu", "recovery", "txn", "wal"},
+	}
+	seen := map[string]bool{}
+	goFiles(t, func(name string) {
+		dir := filepath.ToSlash(filepath.Dir(name))
+		if strings.HasSuffix(name, "_test.go") || allowed[dir] == nil {
+			return
+		}
+		seen[dir] = true
+		f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, name), nil, parser.ImportsOnly)
+		require.NoError(t, err)
+		for _, i := range f.Imports {
+			if ours, ok := strings.CutPrefix(strings.Trim(i.Path.Value, `"`), module); ok && !slices.Contains(allowed[dir], ours) {
+				t.Errorf("%s imports %s", name, ours)
+			}
+		}
+	})
+	require.Len(t, seen, len(allowed))
+}

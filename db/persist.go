@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -149,10 +150,17 @@ func (d *DB) write(j *job, pages []*page) {
 		var mu sync.Mutex
 		for class, list := range byClass {
 			group.Go(func() {
-				if e := d.writeClass(class, list); e != nil {
-					mu.Lock()
-					err = errors.Join(err, e)
-					mu.Unlock()
+				ranks := 1
+				for _, p := range list {
+					ranks = max(ranks, len(p.slots))
+				}
+				for some := range slices.Chunk(list, segment.AppendPagesMax/ranks) {
+					if e := d.writeClass(class, some); e != nil {
+						mu.Lock()
+						err = errors.Join(err, e)
+						mu.Unlock()
+						return
+					}
 				}
 			})
 		}

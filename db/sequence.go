@@ -45,41 +45,39 @@ const (
 	hashHeaderBytes  = 1 + len(txn.Key{}) // tag and digest of what comes before
 	mediaRecordBytes = 4 + 4 + 8 + 8 + 32
 
-	// hashSlabBlocks is how many blocks at most are allocated at once. As many fill one 32 KiB object of the allocator,
-	// and a fork that keeps one block of a slab alive keeps no more than that.
-	hashSlabBlocks = 31
+	// slabBlocks is how many blocks at most are allocated at once. They fill one 32 KiB object of the allocator, and a fork that
+	// keeps one block of a slab alive keeps no more than that.
+	slabBlocks = 32
+
+	// aheadTokens is the length from which on the whole blocks of an append are checked and copied by a goroutine of their own
+	// while they are hashed: 80 µs of hashing, which is well above the cost of starting one.
+	aheadTokens = 32 << 10
 )
 
-// hashBlock holds up to 256 tokens the way they are hashed: tag, digest of what comes before, tokens.
-type hashBlock [hashHeaderBytes + hashBlockTokens*tokenBytes]byte
+// tokenBlock holds the 256 tokens of a whole block, or the first of them in a tail.
+type tokenBlock [hashBlockTokens]int32
 
-// before gives the digest of everything before the block.
-func (b *hashBlock) before() txn.Key { return txn.Key(b[1:hashHeaderBytes]) }
-
-// put writes tokens into the block, the first of them at index i.
-func (b *hashBlock) put(i int, tokens []int32) {
-	to := b[hashHeaderBytes+i*tokenBytes:]
-	if hostIsLittleEndian {
-		copyTokens(to, tokens)
-	} else {
-		encodeTokens(to, tokens)
-	}
+// wholeBlock is a block that is hashed, and the digest of everything before it.
+type wholeBlock struct {
+	tokens *tokenBlock
+	before txn.Key
 }
 
 // hostIsLittleEndian says that tokens lie in memory the way they are hashed.
 var hostIsLittleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// encodeTokens writes tokens to the front of to, which has room for them.
-func encodeTokens(to []byte, tokens []int32) {
+// encodeTokens writes tokens to the front of to, which has room for them, and gives the part written.
+func encodeTokens(to []byte, tokens []int32) []byte {
 	for i, t := range tokens {
 		binary.LittleEndian.PutUint32(to[i*tokenBytes:], uint32(t))
 	}
+	return to[:len(tokens)*tokenBytes]
 }
 
-// copyTokens does the same on a little-endian host, at the speed of a copy; token by token it would take a quarter of the time
+// viewTokens gives the same bytes on a little-endian host, without a copy; token by token it would take a quarter of the time
 // that hashing takes.
-func copyTokens(to []byte, tokens []int32) {
-	copy(to, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), len(tokens)*tokenBytes))
+func viewTokens(tokens []int32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), len(tokens)*tokenBytes)
 }
 
 // mediaSpan is a run of placeholder tokens that stand for something that is not text.
@@ -111,8 +109,8 @@ type mediaSpan struct {
 type Sequence struct {
 	namespace *Namespace
 	length    int64
-	whole     []*hashBlock
-	tail      *hashBlock
+	whole     []wholeBlock
+	tail      *tokenBlock
 	head      txn.Key
 	media     []mediaSpan // ascending, disjoint
 }
@@ -126,11 +124,7 @@ func (s *Sequence) Len() int64 { return s.length }
 // Append adds tokens of text, 0…MaxToken each; no tokens are no change. A token outside that range is ErrInvalid, naming
 // its index and value; more than MaxSequenceTokens in all is ErrTooLarge. On error nothing is appended.
 func (s *Sequence) Append(tokens []int32) error {
-	if err := s.admit(tokens); err != nil {
-		return err
-	}
-	s.extend(tokens)
-	return nil
+	return s.extend(tokens, nil)
 }
 
 // AppendMedia adds one whole media span: the placeholder tokens that stand for an image, a sound or the like, and the digest
@@ -144,13 +138,8 @@ func (s *Sequence) AppendMedia(content [32]byte, tokens []int32) error {
 	if len(tokens) == 0 {
 		return fmt.Errorf("db: media span of 0 tokens: want at least 1: %w", ErrInvalid)
 	}
-	if err := s.admit(tokens); err != nil {
-		return err
-	}
 	n := int64(len(tokens))
-	s.media = append(s.media, mediaSpan{start: s.length, end: s.length + n, length: n, content: content})
-	s.extend(tokens)
-	return nil
+	return s.extend(tokens, &mediaSpan{start: s.length, end: s.length + n, length: n, content: content})
 }
 
 // checkSequence refuses a sequence that no namespace made.
@@ -164,15 +153,98 @@ func checkSequence(field string, s *Sequence) error {
 	return nil
 }
 
-// admit refuses tokens that may not be appended.
-func (s *Sequence) admit(tokens []int32) error {
+// extend adds tokens, and the span that they are if they are one, or refuses them and changes nothing.
+func (s *Sequence) extend(tokens []int32, span *mediaSpan) error {
 	if n := int64(len(tokens)); n > MaxSequenceTokens-s.length {
 		return fmt.Errorf("db: sequence of %d tokens and %d more: want at most %d: %w", s.length, n, MaxSequenceTokens, ErrTooLarge)
 	}
-	if i := firstNegative(tokens); i >= 0 {
+	// What an append writes lies behind what s has, so that s as it was takes it all back.
+	before := *s
+	if span != nil {
+		s.media = append(s.media, *span)
+	}
+	if i := s.take(tokens); i >= 0 {
+		*s = before
 		return fmt.Errorf("db: token %d of %d is %d: want 0…%d: %w", i, len(tokens), tokens[i], MaxToken, ErrInvalid)
 	}
 	return nil
+}
+
+// take adds tokens and gives −1. If one is negative it gives the index of the first of them, and s has a part of the tokens.
+func (s *Sequence) take(tokens []int32) int {
+	rest := tokens
+	if fill := int(s.length % hashBlockTokens); fill > 0 {
+		n := min(hashBlockTokens-fill, len(rest))
+		if i := firstNegative(rest[:n]); i >= 0 {
+			return i
+		}
+		copy(s.tail[fill:], rest[:n])
+		s.length += int64(n)
+		rest = rest[n:]
+		if fill+n < hashBlockTokens {
+			return -1
+		}
+		s.whole = append(s.whole, wholeBlock{tokens: s.tail})
+		s.tail = nil
+		s.link(s.whole[len(s.whole)-1:], s.whole[len(s.whole)-1].tokens[:])
+	}
+	if blocks := len(rest) / hashBlockTokens; blocks > 0 {
+		old := len(s.whole)
+		s.whole = slices.Grow(s.whole, blocks)[:old+blocks]
+		added, aligned := s.whole[old:], rest[:blocks*hashBlockTokens]
+		bad := -1
+		if len(aligned) < aheadTokens {
+			if bad = keep(added, aligned); bad < 0 {
+				s.link(added, aligned)
+			}
+		} else {
+			kept := make(chan int, 1)
+			go func() { kept <- keep(added, aligned) }()
+			s.link(added, aligned)
+			bad = <-kept
+		}
+		if bad >= 0 {
+			return len(tokens) - len(rest) + bad
+		}
+		s.length += int64(len(aligned))
+		rest = rest[len(aligned):]
+	}
+	if len(rest) > 0 {
+		if i := firstNegative(rest); i >= 0 {
+			return len(tokens) - len(rest) + i
+		}
+		s.tail = new(tokenBlock)
+		copy(s.tail[:], rest)
+		s.length += int64(len(rest))
+	}
+	return -1
+}
+
+// keep copies the tokens of whole blocks to memory of their own and gives −1, or the index of the first negative one.
+func keep(blocks []wholeBlock, tokens []int32) int {
+	for from := 0; from < len(blocks); from += slabBlocks {
+		to := min(from+slabBlocks, len(blocks))
+		part := tokens[from*hashBlockTokens : to*hashBlockTokens]
+		if i := firstNegative(part); i >= 0 {
+			return from*hashBlockTokens + i
+		}
+		slab := slices.Clone(part) // other than make it does not clear what is written next
+		for i := range to - from {
+			blocks[from+i].tokens = (*tokenBlock)(slab[i*hashBlockTokens:])
+		}
+	}
+	return -1
+}
+
+// link hashes blocks, the last ones of s.whole, whose tokens are given, and moves the head to their end. It does not look at
+// the copies of the tokens, which may be under way.
+func (s *Sequence) link(blocks []wholeBlock, tokens []int32) {
+	start := int64(len(s.whole)-len(blocks)) * hashBlockTokens
+	for i := range blocks {
+		blocks[i].before = s.head
+		s.head = s.digest(tagBlock, tagBlockMedia, &blocks[i].before, tokens[i*hashBlockTokens:][:hashBlockTokens], start)
+		start += hashBlockTokens
+	}
 }
 
 // firstNegative gives the index of the first negative token, or −1. It looks at eight at a time, because it runs over
@@ -192,31 +264,6 @@ func firstNegative(tokens []int32) int {
 	return -1
 }
 
-// extend adds admitted tokens; a media span that they belong to is in s.media already.
-func (s *Sequence) extend(tokens []int32) {
-	var slab []hashBlock
-	for len(tokens) > 0 {
-		if s.tail == nil {
-			if len(slab) == 0 {
-				slab = make([]hashBlock, min((len(tokens)+hashBlockTokens-1)/hashBlockTokens, hashSlabBlocks))
-			}
-			s.tail, slab = &slab[0], slab[1:]
-			s.tail[0] = tagBlock
-			copy(s.tail[1:], s.head[:])
-		}
-		fill := int(s.length % hashBlockTokens)
-		n := min(hashBlockTokens-fill, len(tokens))
-		s.tail.put(fill, tokens[:n])
-		tokens = tokens[n:]
-		s.length += int64(n)
-		if fill+n == hashBlockTokens {
-			s.head = s.digest(tagBlock, tagBlockMedia, s.tail, s.length-hashBlockTokens, s.length)
-			s.whole = append(s.whole, s.tail)
-			s.tail = nil
-		}
-	}
-}
-
 // Fork gives an independent sequence of the first n tokens, 0…Len, otherwise ErrInvalid. It shares what cannot change
 // and copies less than one block of tokens. A fork that ends inside a media span keeps the part before its end, with the
 // digests that the prefix has in s; what is appended to it is not part of the span.
@@ -227,8 +274,8 @@ func (s *Sequence) Fork(n int64) (*Sequence, error) {
 	blocks := int(n / hashBlockTokens)
 	f := &Sequence{namespace: s.namespace, length: n, whole: s.whole[:blocks:blocks], head: s.spine(int64(blocks))}
 	if rest := int(n % hashBlockTokens); rest > 0 {
-		f.tail = new(hashBlock)
-		copy(f.tail[:hashHeaderBytes+rest*tokenBytes], s.block(int64(blocks))[:])
+		f.tail = new(tokenBlock)
+		copy(f.tail[:rest], s.block(int64(blocks))[:])
 	}
 	spans := sort.Search(len(s.media), func(i int) bool { return s.media[i].start >= n })
 	f.media = s.media[:spans:spans]
@@ -240,11 +287,11 @@ func (s *Sequence) Fork(n int64) (*Sequence, error) {
 }
 
 // block gives hash block i, which has at least one token.
-func (s *Sequence) block(i int64) *hashBlock {
+func (s *Sequence) block(i int64) *tokenBlock {
 	if i == int64(len(s.whole)) && s.tail != nil {
 		return s.tail
 	}
-	return s.whole[i]
+	return s.whole[i].tokens
 }
 
 // spine gives the chained digest of the first i whole hash blocks, 0…⌊Len/256⌋.
@@ -252,7 +299,7 @@ func (s *Sequence) spine(i int64) txn.Key {
 	if i == int64(len(s.whole)) {
 		return s.head
 	}
-	return s.whole[i].before()
+	return s.whole[i].before
 }
 
 // prefix gives the digest of the exact first n tokens, 1…Len, media included. Callers check n where it enters: a request
@@ -262,36 +309,46 @@ func (s *Sequence) prefix(n int64) txn.Key {
 		panic(fmt.Sprintf("db: prefix of %d tokens in a sequence of %d", n, s.length))
 	}
 	i := (n - 1) / hashBlockTokens
-	return s.digest(tagPrefix, tagPrefixMedia, s.block(i), i*hashBlockTokens, n)
+	before := s.spine(i)
+	return s.digest(tagPrefix, tagPrefixMedia, &before, s.block(i)[:n-i*hashBlockTokens], i*hashBlockTokens)
 }
 
-// digest hashes tokens start…end−1, which b holds from its first one on, with what comes before them and with the media
-// spans that they have a part of.
-func (s *Sequence) digest(plain, withMedia byte, b *hashBlock, start, end int64) txn.Key {
-	hashed := b[:hashHeaderBytes+int(end-start)*tokenBytes]
+// digest hashes tokens, the first of which is at start, with what comes before them and with the media spans that they have
+// a part of.
+func (s *Sequence) digest(plain, withMedia byte, before *txn.Key, tokens []int32, start int64) (k txn.Key) {
+	end := start + int64(len(tokens))
 	media := s.mediaWithin(start, end)
-	if len(media) == 0 && b[0] == plain {
-		return sha256.Sum256(hashed) // a block of text, and most are: hashed where it lies
+	var header [hashHeaderBytes]byte
+	header[0] = plain
+	if len(media) > 0 {
+		header[0] = withMedia
 	}
-	// Room for a block with a few records, so that the common cases stay off the heap.
-	var room [len(hashBlock{}) + 4*mediaRecordBytes + 4]byte
-	buf := append(room[:0], hashed...)
-	buf[0] = plain
+	copy(header[1:], before[:])
+	h := sha256.New()
+	h.Write(header[:])
+	if hostIsLittleEndian {
+		h.Write(viewTokens(tokens)) // where they lie
+	} else {
+		var room [hashBlockTokens * tokenBytes]byte
+		h.Write(encodeTokens(room[:], tokens))
+	}
 	if len(media) > 0 {
 		le := binary.LittleEndian
-		buf[0] = withMedia
+		var record [mediaRecordBytes]byte
 		for i := range media {
 			m := &media[i]
 			from := max(m.start, start)
-			buf = le.AppendUint32(buf, uint32(from-start))
-			buf = le.AppendUint32(buf, uint32(min(m.end, end)-from))
-			buf = le.AppendUint64(buf, uint64(m.start))
-			buf = le.AppendUint64(buf, uint64(m.length))
-			buf = append(buf, m.content[:]...)
+			le.PutUint32(record[0:], uint32(from-start))
+			le.PutUint32(record[4:], uint32(min(m.end, end)-from))
+			le.PutUint64(record[8:], uint64(m.start))
+			le.PutUint64(record[16:], uint64(m.length))
+			copy(record[24:], m.content[:])
+			h.Write(record[:])
 		}
-		buf = le.AppendUint32(buf, uint32(len(media)))
+		h.Write(le.AppendUint32(record[:0], uint32(len(media))))
 	}
-	return sha256.Sum256(buf)
+	h.Sum(k[:0])
+	return k
 }
 
 // mediaWithin gives the spans that have a part of the tokens start…end−1.

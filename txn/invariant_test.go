@@ -71,6 +71,13 @@ func TestCompleteAtPublish_PUB05_B03_B08(t *testing.T) {
 	refused(ErrInvalid, func(in *PublishIntent) { in.Manifest.Groups[2].Positions = []int64{0} })
 	refused(ErrInvalid, func(in *PublishIntent) { in.ChainKey = func(int, int64) Key { return Key{} } })
 
+	// State and window pages that are known, of another size.
+	for i := 1; i < len(q.groups); i++ {
+		in := q.intent("other")
+		in.Manifest.Groups[i].PageBytes++
+		refusedBy(t, c, CompleteAtPublish, ErrInvalid, c.decide(in))
+	}
+
 	// The head is known and fewer or more pages come before it than the manifest says.
 	for _, count := range []int64{1, 4, 6, 1 << 40} {
 		in := q.intent("other")
@@ -462,6 +469,82 @@ func free(t *testing.T, tag byte, before, after []byte) bool {
 		return a == b
 	}
 	return false
+}
+
+// TestCheckKnowsTheRules: given catalogues whose counts all add up and which break a rule nevertheless, when they are
+// checked, then the rule is named.
+func TestCheckKnowsTheRules(t *testing.T) {
+	breaks := func(v *Memory, rule Invariant) {
+		t.Helper()
+		err := Check(v)
+		require.ErrorIs(t, err, ErrCorrupt)
+		var violation *Violation
+		require.True(t, errors.As(err, &violation), "%v", err)
+		require.Equal(t, rule, violation.Invariant, "%v", err)
+	}
+	set := func(v *Memory, key []byte, e interface{ marshal() []byte }) {
+		require.NoError(t, v.Set(key, e.marshal()))
+	}
+	resize := func(v *Memory, keys ...Key) {
+		a, err := ReadAccounts(v)
+		require.NoError(t, err)
+		for _, key := range keys {
+			p, err := ReadPage(v, key)
+			require.NoError(t, err)
+			p.Bytes++
+			a.PageBytes += p.Ranks
+			set(v, key1(tagPage, key), p)
+		}
+		set(v, []byte{tagAccounts}, &a)
+	}
+	c, q, base := hybrid(t)
+	chain, err := ChainPages(c.view, q.pageAt(0, 4), 5)
+	require.NoError(t, err)
+
+	v := c.view.Clone()
+	resize(v, chain[:2]...) // pages of two sizes in a chain
+	breaks(v, CompleteAtPublish)
+	v = c.view.Clone()
+	resize(v, chain...) // all of another size than the manifest says
+	breaks(v, CompleteAtPublish)
+
+	v = c.view.Clone() // a page that nothing holds
+	a, err := ReadAccounts(v)
+	require.NoError(t, err)
+	a.Pages, a.PageBytes = a.Pages+1, a.PageBytes+1
+	set(v, []byte{tagAccounts}, &a)
+	set(v, key1(tagPage, Key{1}), &PageEntry{Bytes: 1, Ranks: 1})
+	breaks(v, ExactAccounting)
+
+	v = c.view.Clone() // a time of grace for a current checkpoint
+	s, err := ReadState(v, base)
+	require.NoError(t, err)
+	s.Grace, s.Continued = true, true
+	set(v, key1(tagState, base), s)
+	require.NoError(t, v.Set(key1(tagGrace, base), nil))
+	breaks(v, SupersedeIsAPreference)
+
+	// Superseded by an older one: the LSNs of two checkpoints are exchanged.
+	in := q.plus(run(1, 10)...).intent("")
+	in.Supersedes = []Generation{base}
+	newer, _ := c.publish(t, in)
+	v = c.view.Clone()
+	for g, lsn := range map[Generation]LSN{base: 2, newer: 1} {
+		s, err := ReadState(v, g)
+		require.NoError(t, err)
+		require.NoError(t, v.Delete(orderKey(g, s)))
+		s.Published, s.Used = lsn, lsn
+		set(v, key1(tagState, g), s)
+		require.NoError(t, v.Set(orderKey(g, s), nil))
+	}
+	breaks(v, NoDanglingSupersede)
+
+	// Superseded by one of another namespace: a record says so.
+	foreign, _ := c.publish(t, newSpace("other", 1, shape{count: 1, bytes: 1}).sequence().plus(1).intent(""))
+	v = c.view.Clone()
+	_, err = apply(v, c.lsn+1, &Supersede{By: foreign, Generations: []Generation{newer}})
+	require.NoError(t, err)
+	breaks(v, NoDanglingSupersede)
 }
 
 // TestTotalsBelowZero: a record that would bring a total below zero is not applied.
