@@ -67,9 +67,9 @@ func TestGenerationIsContent_ID06(t *testing.T) {
 // tokens stand, in the last token, or that is shorter, misses.
 func TestNearMissesAreMisses_ID08(t *testing.T) {
 	d := openDB(t, tempDir(t), Options{WritePolicy: Never})
-	ns, block, books := testNamespace(t, 1, tiny()...), tokens(1, 256), shelf{}
-	books.publish(t, d, seqOf(t, ns, block, []int32{1, 2}), 258)
-	require.EqualValues(t, 258, lookupAt(t, d, seqOf(t, ns, block, []int32{1, 2})))
+	ns, block, books := testNamespace(t, 1, tiny()...), tokens(1, hashBlockTokens), shelf{}
+	books.publish(t, d, seqOf(t, ns, block, []int32{1, 2}), hashBlockTokens+2)
+	require.EqualValues(t, hashBlockTokens+2, lookupAt(t, d, seqOf(t, ns, block, []int32{1, 2})))
 
 	salted := testIdentity(1, tiny()...)
 	salted.Tenant = "salt"
@@ -77,7 +77,7 @@ func TestNearMissesAreMisses_ID08(t *testing.T) {
 	require.NoError(t, err)
 	for name, seq := range map[string]*Sequence{
 		"namespace":     seqOf(t, other, block, []int32{1, 2}),
-		"earlier block": seqOf(t, ns, tokens(2, 256), []int32{1, 2}),
+		"earlier block": seqOf(t, ns, tokens(2, hashBlockTokens), []int32{1, 2}),
 		"start":         seqOf(t, ns, block, block, []int32{1, 2}),
 		"last token":    seqOf(t, ns, block, []int32{1, 3}),
 		"shorter":       seqOf(t, ns, block, []int32{1}),
@@ -114,14 +114,15 @@ func TestLongestWins_ID10(t *testing.T) {
 	books.publish(t, d, seqOf(t, ns, short), 3)
 	require.EqualValues(t, 3, lookupAt(t, d, seqOf(t, ns, short)))
 
-	long := tokens(3, 600)
-	books.publish(t, d, seqOf(t, ns, long), 510) // 254 tokens into its block
-	books.publish(t, d, seqOf(t, ns, long), 514) // 2 tokens into the next
-	require.EqualValues(t, 514, lookupAt(t, d, seqOf(t, ns, long[:515])))
-	require.EqualValues(t, 510, lookupAt(t, d, seqOf(t, ns, long[:513])))
-	books.publish(t, d, seqOf(t, ns, long), 512) // the end of its block
-	require.EqualValues(t, 512, lookupAt(t, d, seqOf(t, ns, long[:513])))
-	require.Equal(t, []int64{2, 3, 510, 512, 514}, books.requireListedIsReadable(t, d))
+	const edge = 2 * hashBlockTokens
+	long := tokens(3, edge+100)
+	books.publish(t, d, seqOf(t, ns, long), edge-2) // all but two tokens of its block
+	books.publish(t, d, seqOf(t, ns, long), edge+2) // two tokens of the next
+	require.EqualValues(t, edge+2, lookupAt(t, d, seqOf(t, ns, long[:edge+3])))
+	require.EqualValues(t, edge-2, lookupAt(t, d, seqOf(t, ns, long[:edge+1])))
+	books.publish(t, d, seqOf(t, ns, long), edge) // the end of its block
+	require.EqualValues(t, edge, lookupAt(t, d, seqOf(t, ns, long[:edge+1])))
+	require.Equal(t, []int64{2, 3, edge - 2, edge, edge + 2}, books.requireListedIsReadable(t, d))
 }
 
 // Many checkpoints that end in one hash block are candidates, and digests decide: true prefixes among as many decoys of the

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -234,7 +236,7 @@ func TestFailedTierFailsTheCommit_PUB07(t *testing.T) {
 	disk := &seam{}
 	d := openDB(t, tempDir(t), Options{segmentFS: disk.segments()})
 	seq, books := seqOf(t, testNamespace(t, 2, tiny()...), tokens(1, 100)), shelf{}
-	for _, c := range []struct{ failure, class error }{{errno(t, "EIO"), ErrIO}, {errno(t, "ENOSPC"), ErrNoSpace}} {
+	for _, c := range []struct{ failure, class error }{{syscall.EIO, ErrIO}, {syscall.ENOSPC, ErrNoSpace}} {
 		for _, op := range []string{"create", "write", "sync"} {
 			p := begin(t, d, seq, 100)
 			fill(t, p, 0)
@@ -294,7 +296,7 @@ func TestRestartDiscardsWhatWasPending_PUB09(t *testing.T) {
 		if crashed {
 			crash(t, d)
 		} else {
-			ctx, cancel := context.WithTimeout(context.Background(), 100*1e6) // of which a third is given to what is pending
+			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond) // of which a third is given to what is pending
 			defer cancel()
 			report, err := d.Close(ctx)
 			require.NoError(t, err)

@@ -112,6 +112,7 @@ func (e *syscallError) Error() string { return fmt.Sprintf("injected: %s %s: %v"
 
 func (e *syscallError) Unwrap() error { return e.err }
 
+// errno gives an error of the operating system by its name.
 func errno(t testing.TB, name string) error {
 	t.Helper()
 	err, ok := map[string]error{"EIO": syscall.EIO, "ENOSPC": syscall.ENOSPC}[name]

@@ -183,7 +183,8 @@ func (d *DB) move(ctx context.Context, pages []*page) error {
 		}
 	}
 	d.residency.mu.Unlock()
-	if ok, _ := d.disk.tryReserve(bytes); !ok {
+	ticket, _ := d.disk.tryReserve(bytes)
+	if ticket == 0 {
 		return nil // no room for a second copy: the space comes back when the rest of the segment dies
 	}
 	var batch []segment.Page
@@ -193,7 +194,7 @@ func (d *DB) move(ctx context.Context, pages []*page) error {
 		}
 	}
 	places, err := d.segments.Append(ctx, segment.Shared, batch)
-	d.disk.moved(bytes, places)
+	d.disk.moved(ticket, bytes, places)
 	if err != nil {
 		return fmt.Errorf("db: copying %d pages: %w", len(pages), err)
 	}

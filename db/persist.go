@@ -143,7 +143,7 @@ func (d *DB) write(j *job, pages []*page) {
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), d.options.AdmissionTimeout)
-	err := d.disk.reserve(ctx, bytes)
+	ticket, err := d.disk.reserve(ctx, bytes)
 	cancel()
 	if err == nil {
 		var group sync.WaitGroup
@@ -165,7 +165,7 @@ func (d *DB) write(j *job, pages []*page) {
 			})
 		}
 		group.Wait()
-		d.disk.settle(bytes, pages)
+		d.disk.settle(ticket, bytes, pages)
 	}
 	d.endJob(j, pages, err)
 }

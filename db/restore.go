@@ -55,7 +55,7 @@ func (r *Restoration) Pages(rank int) []Page {
 }
 
 // Bounds of what a restore retries.
-const restoreTries = 16
+const restoreTries = 256
 
 // errChanged says that the catalogue moved on under a restore.
 var errChanged = fmt.Errorf("db: the catalogue changed: %w", ErrBusy)

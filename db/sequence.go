@@ -16,10 +16,10 @@ import (
 // identity begins with, so no digest can stand for one of another kind.
 //
 //	spine(0)          tagSeed        | namespace id
-//	spine(i+1)        tagBlock       | spine(i) | the 256 tokens of block i
-//	  with media      tagBlockMedia  | spine(i) | the 256 tokens of block i | records | number of records uint32
-//	prefix(n)         tagPrefix      | spine(⌊(n−1)/256⌋) | the 1…256 tokens after it
-//	  with media      tagPrefixMedia | spine(⌊(n−1)/256⌋) | the 1…256 tokens after it | records | number of records uint32
+//	spine(i+1)        tagBlock       | spine(i) | the 512 tokens of block i
+//	  with media      tagBlockMedia  | spine(i) | the 512 tokens of block i | records | number of records uint32
+//	prefix(n)         tagPrefix      | spine(⌊(n−1)/512⌋) | the 1…512 tokens after it
+//	  with media      tagPrefixMedia | spine(⌊(n−1)/512⌋) | the 1…512 tokens after it | records | number of records uint32
 //	page key          tagPage        | prefix(end) | group index uint32 | kind uint8 | length of name uint32 | name | position uint64
 //
 // A record tells of one media span that the hashed tokens have a part of; records are in the order of the spans.
@@ -40,21 +40,21 @@ const (
 )
 
 const (
-	hashBlockTokens  = 256 // tokens per hash block of the spine; part of the format
+	hashBlockTokens  = 512 // tokens per hash block of the spine; part of the format
 	tokenBytes       = 4
 	hashHeaderBytes  = 1 + len(txn.Key{}) // tag and digest of what comes before
 	mediaRecordBytes = 4 + 4 + 8 + 8 + 32
 
 	// slabBlocks is how many blocks at most are allocated at once. They fill one 32 KiB object of the allocator, and a fork that
 	// keeps one block of a slab alive keeps no more than that.
-	slabBlocks = 32
+	slabBlocks = 16
 
 	// aheadTokens is the length from which on the whole blocks of an append are checked and copied by a goroutine of their own
 	// while they are hashed: 80 µs of hashing, which is well above the cost of starting one.
 	aheadTokens = 32 << 10
 )
 
-// tokenBlock holds the 256 tokens of a whole block, or the first of them in a tail.
+// tokenBlock holds the 512 tokens of a whole block, or the first of them in a tail.
 type tokenBlock [hashBlockTokens]int32
 
 // wholeBlock is a block that is hashed, and the digest of everything before it.
@@ -91,12 +91,12 @@ type mediaSpan struct {
 // appending a turn costs the turn, whatever came before. It is not safe for concurrent mutation; between mutations any
 // number of readers may share it, Fork included. It is used by pointer and not copied.
 //
-// Stages. Tokens collect in the tail block. When the tail has 256 of them it is hashed once, together with the digest
+// Stages. Tokens collect in the tail block. When the tail has 512 of them it is hashed once, together with the digest
 // of all before it, and joins the whole blocks; the digest becomes the head that the next block starts from. The digests
 // between the blocks are the spine. The digest of a prefix at any offset is one hash over the spine before its last
 // block and the tokens from there, so a lookup costs one hash for each block that it looks into.
 //
-// Invariants. len(whole) = ⌊length/256⌋; tail is nil exactly if 256 divides length; head = spine(len(whole)). Whole blocks
+// Invariants. len(whole) = ⌊length/512⌋; tail is nil exactly if 512 divides length; head = spine(len(whole)). Whole blocks
 // never change, nor do media spans, so forks share them: a fork's slices have no spare capacity, hence its first
 // append to them moves to an array of its own. A digest depends on the namespace, the tokens and the media spans before
 // the offset alone: not on how they were split over calls, nor on what follows.
@@ -294,7 +294,7 @@ func (s *Sequence) block(i int64) *tokenBlock {
 	return s.whole[i].tokens
 }
 
-// spine gives the chained digest of the first i whole hash blocks, 0…⌊Len/256⌋.
+// spine gives the chained digest of the first i whole hash blocks, 0…⌊Len/512⌋.
 func (s *Sequence) spine(i int64) txn.Key {
 	if i == int64(len(s.whole)) {
 		return s.head

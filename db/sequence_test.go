@@ -99,14 +99,14 @@ func (p *plainSequence) spine(i int64) txn.Key {
 	id := p.namespace.ID()
 	k := txn.Key(sha256.Sum256(append([]byte{1}, id[:]...)))
 	for block := range i {
-		k = p.hash(2, 3, k, block*256, block*256+256)
+		k = p.hash(2, 3, k, block*512, block*512+512)
 	}
 	return k
 }
 
 func (p *plainSequence) prefix(n int64) txn.Key {
-	i := (n - 1) / 256
-	return p.hash(4, 5, p.spine(i), i*256, n)
+	i := (n - 1) / 512
+	return p.hash(4, 5, p.spine(i), i*512, n)
 }
 
 func (p *plainSequence) pageKey(group int, position, end int64) txn.Key {
@@ -157,7 +157,7 @@ func TestAnySplitAndForkEqualsFresh(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pairs := []pair{{n.NewSequence(), &plainSequence{namespace: n}}}
 		// Lengths that meet the edges of blocks often.
-		length := rapid.OneOf(rapid.IntRange(1, 5), rapid.IntRange(1, 700), rapid.SampledFrom([]int{255, 256, 257, 512}))
+		length := rapid.OneOf(rapid.IntRange(1, 5), rapid.IntRange(1, 1400), rapid.SampledFrom([]int{511, 512, 513, 1024}))
 		for range rapid.IntRange(1, 12).Draw(t, "steps") {
 			i := rapid.IntRange(0, len(pairs)-1).Draw(t, "sequence")
 			at := pairs[i]
@@ -211,9 +211,9 @@ func TestRootsAreLinear_ID03(t *testing.T) {
 		roots++
 		tails += int(min(hashBlockTokens, s.Len()-start))
 	}
-	require.Equal(t, 79, roots)
+	require.Equal(t, 40, roots)
 	require.Equal(t, 20000, tails)
-	require.Equal(t, 78, len(s.whole), "the rest of the tokens is in the tail")
+	require.Equal(t, 39, len(s.whole), "the rest of the tokens is in the tail")
 	require.Equal(t, p.prefix(20000), s.prefix(20000))
 
 	held := int(unsafe.Sizeof(tokenBlock{})+unsafe.Sizeof(wholeBlock{})) * (len(s.whole) + 1)
@@ -342,7 +342,7 @@ func TestFullPagesAreSharedByLongerCheckpoints_ID07(t *testing.T) {
 }
 
 func TestTextOnlyPrefixesKeepTheirNames_MMR01(t *testing.T) {
-	tokens := ramp(0, 400)
+	tokens := ramp(0, 800)
 	plain := sequenceOf(t, tokens)
 
 	s := sampleSequence(t)
@@ -356,7 +356,7 @@ func TestTextOnlyPrefixesKeepTheirNames_MMR01(t *testing.T) {
 	for n := int64(1); n <= 20; n++ {
 		require.Equal(t, plain.prefix(n), s.prefix(n))
 	}
-	for n := int64(21); n <= 400; n++ {
+	for n := int64(21); n <= 800; n++ {
 		require.NotEqual(t, plain.prefix(n), s.prefix(n), "prefix %d", n)
 	}
 	require.Equal(t, plain.spine(0), s.spine(0))
@@ -369,12 +369,12 @@ func TestContentDecides_MMR02(t *testing.T) {
 		s := sampleSequence(t)
 		require.NoError(t, s.Append(ramp(0, 20)))
 		require.NoError(t, s.AppendMedia(content, make([]int32, 40)))
-		require.NoError(t, s.Append(ramp(0, 240)))
+		require.NoError(t, s.Append(ramp(0, 540)))
 		return s
 	}
 	s := with(image("cat", "336px"))
 	same, otherImage, otherSetting := with(image("cat", "336px")), with(image("dog", "336px")), with(image("cat", "448px"))
-	for n := int64(1); n <= 300; n++ {
+	for n := int64(1); n <= 600; n++ {
 		require.Equal(t, s.prefix(n), same.prefix(n))
 		// From the first token of the span on, which was computed from the whole image.
 		require.Equal(t, n > 20, s.prefix(n) != otherImage.prefix(n), "prefix %d", n)
@@ -430,8 +430,8 @@ func TestSpansThatOnlyLookAlike_MMR02(t *testing.T) {
 		}
 		return s
 	}
-	for _, lead := range []int{0, 20, 200, 255, 256, 500} {
-		const width = 600
+	for _, lead := range []int{0, 20, 400, 511, 512, 1000} {
+		const width = 1200
 		alike := map[string]*Sequence{
 			"one span":           build(lead, step{true, width}),
 			"text":               build(lead, step{false, width}),
@@ -459,7 +459,7 @@ func TestSpansThatOnlyLookAlike_MMR02(t *testing.T) {
 		}
 		fork("fork, then text", lead+width/2, false)
 		fork("fork, then a span", lead+width/2, true)
-		fork("fork at a block", (lead/256+2)*256, false)
+		fork("fork at a block", (lead/512+2)*512, false)
 		fork("fork one token in", lead+1, false)
 		fork("fork one token off", lead+width-1, false)
 
@@ -474,31 +474,31 @@ func TestSpansThatOnlyLookAlike_MMR02(t *testing.T) {
 
 func TestForkInsideASpanKeepsItsDigests(t *testing.T) {
 	s := sampleSequence(t)
-	require.NoError(t, s.Append(ramp(0, 200)))
-	require.NoError(t, s.AppendMedia(image("cat", ""), make([]int32, 400)))
+	require.NoError(t, s.Append(ramp(0, 400)))
+	require.NoError(t, s.AppendMedia(image("cat", ""), make([]int32, 800)))
 	require.NoError(t, s.Append(ramp(0, 100)))
-	for _, n := range []int64{200, 201, 255, 256, 257, 511, 512, 513, 599, 600, 601} {
+	for _, n := range []int64{400, 401, 511, 512, 513, 1023, 1024, 1025, 1199, 1200, 1201} {
 		f, err := s.Fork(n)
 		require.NoError(t, err)
 		g, err := f.Fork(n - 1)
 		require.NoError(t, err)
-		for k := int64(190); k <= n; k++ {
+		for k := int64(390); k <= n; k++ {
 			require.Equal(t, s.prefix(k), f.prefix(k), "prefix %d of fork %d", k, n)
 			if k < n {
 				require.Equal(t, s.prefix(k), g.prefix(k), "prefix %d of a fork of fork %d", k, n)
 			}
 		}
 	}
-	require.EqualValues(t, 600, s.media[0].end, "forks changed nothing")
+	require.EqualValues(t, 1200, s.media[0].end, "forks changed nothing")
 }
 
 // Any number of readers and forks share a sequence between its mutations; the race detector looks on.
 func TestReadersShareASequence(t *testing.T) {
 	s := sampleSequence(t)
-	require.NoError(t, s.Append(ramp(0, 700)))
+	require.NoError(t, s.Append(ramp(0, 1100)))
 	require.NoError(t, s.AppendMedia(image("cat", ""), make([]int32, 60)))
 	want := sampleSequence(t)
-	require.NoError(t, want.Append(ramp(0, 700)))
+	require.NoError(t, want.Append(ramp(0, 1100)))
 	require.NoError(t, want.AppendMedia(image("cat", ""), make([]int32, 60)))
 	require.NoError(t, want.Append(ramp(5, 1000)))
 
@@ -506,19 +506,19 @@ func TestReadersShareASequence(t *testing.T) {
 	results := make([]txn.Key, 8)
 	for i := range results {
 		readers.Go(func() {
-			s.prefix(750)
+			s.prefix(1150)
 			s.spine(2)
 			s.pageKey(0, 0, 16)
 			f, err := s.Fork(s.Len())
 			if err == nil && f.Append(ramp(5, 1000)) == nil {
-				results[i] = f.prefix(1760)
+				results[i] = f.prefix(2160)
 			}
 		})
 	}
 	readers.Wait()
 	require.NoError(t, s.Append(ramp(5, 1000)))
-	for _, k := range append(results, s.prefix(1760)) {
-		require.Equal(t, want.prefix(1760), k)
+	for _, k := range append(results, s.prefix(2160)) {
+		require.Equal(t, want.prefix(2160), k)
 	}
 }
 

@@ -23,11 +23,18 @@ type diskSpace struct {
 	used    int64                  // written and not given back
 	pending int64                  // reserved, being written
 	live    map[uint64]segmentLive // copies in each segment that are not given back
-	queue   []txn.Placement
-	idle    chan struct{} // closed while the queue is empty and nothing is being given back
-	wake    chan struct{}
-	closed  bool
-	busy    bool // run is giving a batch back
+
+	// A write that is under way may have put pages into a segment that are not in live yet. So a segment that is found
+	// empty is removed only once every write that had begun by then has been counted.
+	tickets uint64            // writes begun so far
+	writing map[uint64]bool   // tickets of the writes under way
+	emptied map[uint64]uint64 // sealed segments found empty, and the tickets given out by then
+
+	queue  []txn.Placement
+	idle   chan struct{} // closed while the queue is empty and nothing is being given back
+	wake   chan struct{}
+	closed bool
+	busy   bool // run is giving a batch back
 
 	sparse   chan uint64   // segments of which little is left
 	evicting chan struct{} // holds a token while somebody evicts
@@ -45,35 +52,39 @@ func newDiskSpace(s *segment.Store, budget int64, live map[uint64]segmentLive, l
 	idle := make(chan struct{})
 	close(idle)
 	return &diskSpace{
-		segments: s, budget: budget, used: used, live: live, logger: logger, idle: idle,
+		segments: s, budget: budget, used: used, live: live, writing: map[uint64]bool{}, emptied: map[uint64]uint64{}, logger: logger, idle: idle,
 		wake: make(chan struct{}, 1), evicting: make(chan struct{}, 1), sparse: make(chan uint64, evacuateQueue), finished: make(chan struct{}),
 	}
 }
 
-// reserve sets bytes aside for a write, evicting checkpoints if the budget calls for it.
-func (s *diskSpace) reserve(ctx context.Context, bytes int64) error {
+// reserve sets bytes aside for a write, evicting checkpoints if the budget calls for it. The ticket is given back by settle or
+// moved.
+func (s *diskSpace) reserve(ctx context.Context, bytes int64) (ticket uint64, err error) {
 	for n := 1; ; n = min(2*n, evictAtOnceMax) {
-		ok, budget := s.tryReserve(bytes)
-		if ok {
-			return nil
+		ticket, budget := s.tryReserve(bytes)
+		if ticket > 0 {
+			return ticket, nil
 		}
 		if bytes > budget {
-			return fmt.Errorf("db: write of %d bytes: the disk tier has %d: %w", bytes, budget, ErrTooLarge)
+			return 0, fmt.Errorf("db: write of %d bytes: the disk tier has %d: %w", bytes, budget, ErrTooLarge)
 		}
 		if err := s.makeRoom(ctx, bytes, n); err != nil {
-			return err
+			return 0, err
 		}
 	}
 }
 
-func (s *diskSpace) tryReserve(bytes int64) (ok bool, budget int64) {
+// tryReserve is reserve if there is room now; else the ticket is 0.
+func (s *diskSpace) tryReserve(bytes int64) (ticket uint64, budget int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.fits(bytes) {
-		return false, s.budget
+		return 0, s.budget
 	}
 	s.pending += bytes
-	return true, s.budget
+	s.tickets++
+	s.writing[s.tickets] = true
+	return s.tickets, s.budget
 }
 
 // fits tells whether bytes more are within the budget. With s.mu.
@@ -103,10 +114,10 @@ func (s *diskSpace) trim(ctx context.Context) error {
 }
 
 // settle ends a reservation: what was written counts as used, the rest is free again.
-func (s *diskSpace) settle(bytes int64, pages []*page) {
+func (s *diskSpace) settle(ticket uint64, bytes int64, pages []*page) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pending -= bytes
+	s.end(ticket, bytes)
 	for _, p := range pages {
 		for _, at := range p.place {
 			s.count(at, 1)
@@ -115,12 +126,53 @@ func (s *diskSpace) settle(bytes int64, pages []*page) {
 }
 
 // moved ends a reservation of evacuation.
-func (s *diskSpace) moved(bytes int64, places []txn.Placement) {
+func (s *diskSpace) moved(ticket uint64, bytes int64, places []txn.Placement) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pending -= bytes
+	s.end(ticket, bytes)
 	for _, at := range places {
 		s.count(at, 1)
+	}
+}
+
+// end ends a write, in the same critical section in which its pages are counted. With s.mu.
+func (s *diskSpace) end(ticket uint64, bytes int64) {
+	s.pending -= bytes
+	delete(s.writing, ticket)
+	if len(s.emptied) > 0 {
+		s.signal()
+	}
+}
+
+func (s *diskSpace) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// removeEmpty removes the segments that were found empty and that no write can have filled since.
+func (s *diskSpace) removeEmpty() {
+	var empty []uint64
+	s.mu.Lock()
+	for n, by := range s.emptied {
+		settled := true
+		for ticket := range s.writing {
+			settled = settled && ticket > by
+		}
+		if !settled {
+			continue
+		}
+		delete(s.emptied, n)
+		if s.live[n].copies == 0 {
+			empty = append(empty, n)
+		}
+	}
+	s.mu.Unlock()
+	for _, n := range empty {
+		if err := s.segments.Remove(n); err != nil {
+			s.logger.Warn("segment not removed", "segment", n, "error", err)
+		}
 	}
 }
 
@@ -188,10 +240,7 @@ func (s *diskSpace) free(places []txn.Placement) {
 		}
 	}
 	s.queue = append(s.queue, places...)
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	s.signal()
 }
 
 // run gives space back until the disk space is closed. Failures cost space, never correctness: they are logged, and
@@ -199,6 +248,7 @@ func (s *diskSpace) free(places []txn.Placement) {
 func (s *diskSpace) run() {
 	defer close(s.finished)
 	for {
+		s.removeEmpty()
 		s.mu.Lock()
 		batch, closed := s.queue, s.closed
 		s.queue, s.busy = nil, len(s.queue) > 0
@@ -244,9 +294,9 @@ func (s *diskSpace) giveBack(batch []txn.Placement) {
 		switch {
 		case !ok || !info.Sealed:
 		case live.copies == 0:
-			if err := s.segments.Remove(info.Number); err != nil {
-				s.logger.Warn("segment not removed", "segment", info.Number, "error", err)
-			}
+			s.mu.Lock()
+			s.emptied[info.Number] = s.tickets
+			s.mu.Unlock()
 		case live.bytes*evacuateShare <= info.Size:
 			select {
 			case s.sparse <- info.Number:
@@ -274,10 +324,7 @@ func (s *diskSpace) inUse() int64 {
 func (s *diskSpace) close() {
 	s.mu.Lock()
 	s.closed = true
+	s.signal()
 	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
 	<-s.finished
 }

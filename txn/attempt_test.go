@@ -43,7 +43,7 @@ func TestDistinctRanksComplete_PUB01(t *testing.T) {
 	r, err := DecidePublish(c.view, in)
 	require.NoError(t, err)
 	require.Nil(t, r, "publishing again is no record")
-	require.EqualValues(t, 300, c.longest(t, q))
+	require.EqualValues(t, 600, c.longest(t, q))
 }
 
 func TestRanksOfTwoAttemptsNeverMix_PUB02(t *testing.T) {

@@ -65,13 +65,13 @@ func retiring(alsoDelete bool, gens ...Generation) func(v View) (Record, error) 
 	return func(v View) (Record, error) { return DecideRetire(v, gens, ReasonRequested, alsoDelete, true) }
 }
 
-// TestOneMorePageCostsOnePage: given checkpoints of 16 and of 4096 pages and 2 ranks, when one more page of each rank is
+// TestOneMorePageCostsOnePage: given checkpoints of 32 and of 4096 pages and 2 ranks, when one more page of each rank is
 // published, retired and deleted, then both take the same calls and the same log bytes, but for the digits of their
 // lengths, and far less than 4 KiB of log.
 func TestOneMorePageCostsOnePage(t *testing.T) {
 	for _, placed := range []bool{false, true} {
 		var publish, retire, delete []cost
-		for _, pages := range []int{16, 4096} { // both end at the edge of a block of tokens
+		for _, pages := range []int{32, 4096} { // both end at the edge of a block of tokens
 			c, q, _ := conversation(t, pages)
 			more := q.plus(run(1, 16)...)
 			in := more.intent("")
@@ -113,7 +113,7 @@ func TestOneMorePageCostsOnePage(t *testing.T) {
 	}
 }
 
-// TestPolicyCostsAFewSteps: asking the supersession policy costs the same after 16 pages and after 4096, and after 3 turns
+// TestPolicyCostsAFewSteps: asking the supersession policy costs the same after 32 pages and after 4096, and after 3 turns
 // and after 60.
 func TestPolicyCostsAFewSteps(t *testing.T) {
 	turn := func(q *sequence, n int) *PublishIntent {
@@ -123,7 +123,7 @@ func TestPolicyCostsAFewSteps(t *testing.T) {
 		return in
 	}
 	var costs []cost
-	for _, pages := range []int{16, 4096} {
+	for _, pages := range []int{32, 4096} {
 		c, q, g := conversation(t, pages)
 		q = q.plus(run(1, 16)...)
 		x, _ := c.measure(t, publishing(turn(q, 1)))
@@ -177,7 +177,7 @@ func TestPolicyLooksAtSomeSiblings(t *testing.T) {
 // blocks come before.
 func TestOneMoreTokenCostsNoBlock(t *testing.T) {
 	var costs []cost
-	for _, pages := range []int{17, 4097} {
+	for _, pages := range []int{33, 4097} {
 		c, q, _ := conversation(t, pages)
 		x, _ := c.measure(t, publishing(q.plus(1).intent("")))
 		x.log = 0
@@ -194,12 +194,12 @@ func TestOneMoreTokenCostsNoBlock(t *testing.T) {
 func TestOneTurnOfALongConversation_B05(t *testing.T) {
 	const turns, pagesPerTurn = 64, 4
 	c := newCatalogue()
-	s := newSpace("hybrid", 2, shape{tokens: 64, bytes: 4096}, shape{count: 1, bytes: 8192})
+	s := newSpace("hybrid", 2, shape{tokens: 128, bytes: 4096}, shape{count: 1, bytes: 8192})
 	q := s.sequence()
 	var gens []Generation
 	var first cost
 	for turn := range turns {
-		q = q.plus(run(int32(turn), pagesPerTurn*64)...)
+		q = q.plus(run(int32(turn), pagesPerTurn*128)...)
 		in := q.intent("")
 		r, err := DecidePublish(c.view, in)
 		require.NoError(t, err)

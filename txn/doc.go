@@ -15,7 +15,7 @@
 // test are the same thing to this package. The first byte of a key says what the entry is:
 //
 //	a                            accounts: totals over everything below
-//	b ‖ spine digest             spine node: one block of 256 tokens on the way to a listed checkpoint
+//	b ‖ spine digest             spine node: one block of 512 tokens on the way to a listed checkpoint
 //	c ‖ page key ‖ page key      child edge: the second page follows the first in its group's chain
 //	e ‖ prefix digest            the generation listed for exactly this prefix
 //	g ‖ segment number           live bytes, live pages and recorded end of one segment file

@@ -23,10 +23,10 @@ func refusedBy(t *testing.T, c *catalogue, invariant Invariant, class error, dec
 	require.Contains(t, err.Error(), string(invariant))
 }
 
-// hybrid gives a catalogue with the checkpoint of 300 tokens in a namespace with a chain, a window and state.
+// hybrid gives a catalogue with the checkpoint of 600 tokens in a namespace with a chain, a window and state.
 func hybrid(t require.TestingT) (*catalogue, *sequence, Generation) {
 	c := newCatalogue()
-	q := newSpace("hybrid", 2, shape{tokens: 64, bytes: 100}, shape{tokens: 64, window: 100, bytes: 50}, shape{count: 2, bytes: 7}).sequence().plus(run(1, 300)...)
+	q := newSpace("hybrid", 2, shape{tokens: 128, bytes: 100}, shape{tokens: 128, window: 200, bytes: 50}, shape{count: 2, bytes: 7}).sequence().plus(run(1, 600)...)
 	g, _ := c.publish(t, q.intent(""))
 	return c, q, g
 }
@@ -166,7 +166,7 @@ func TestAllRanks_PUB06(t *testing.T) {
 		in.Committed = committed
 		refusedBy(t, c, AllRanks, ErrInvalid, c.decide(in))
 	}
-	require.EqualValues(t, 300, c.longest(t, more))
+	require.EqualValues(t, 600, c.longest(t, more))
 
 	// Disk copies of fewer, or of more, ranks than there are.
 	d := newDisk()
@@ -211,7 +211,7 @@ func TestRetireBeforeDelete(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []Generation{base}, r.Generations)
 	c.commit(t, r)
-	require.EqualValues(t, 500, c.longest(t, q.plus(run(1, 200)...)), "what shares its pages is whole")
+	require.EqualValues(t, 800, c.longest(t, q.plus(run(1, 200)...)), "what shares its pages is whole")
 }
 
 func TestSupersedeIsAPreference(t *testing.T) {
@@ -228,7 +228,7 @@ func TestSupersedeIsAPreference(t *testing.T) {
 	g, offset, err := LongestListed(c.view, q.query())
 	require.NoError(t, err)
 	require.Equal(t, base, g)
-	require.EqualValues(t, 300, offset)
+	require.EqualValues(t, 600, offset)
 
 	changed := map[byte]bool{}
 	for _, v := range []*Memory{before, c.view} {
@@ -514,6 +514,14 @@ func TestCheckKnowsTheRules(t *testing.T) {
 	a.Pages, a.PageBytes = a.Pages+1, a.PageBytes+1
 	set(v, []byte{tagAccounts}, &a)
 	set(v, key1(tagPage, Key{1}), &PageEntry{Bytes: 1, Ranks: 1})
+	breaks(v, ExactAccounting)
+
+	v = c.view.Clone() // a block that leads nowhere
+	var node spineEntry
+	require.NoError(t, mustLoad(v, key1(tagSpine, q.spine(1)), &node))
+	node.children++
+	set(v, key1(tagSpine, q.spine(1)), &node)
+	set(v, key1(tagSpine, Key{1}), &spineEntry{parent: q.spine(1), index: 2})
 	breaks(v, ExactAccounting)
 
 	v = c.view.Clone() // a time of grace for a current checkpoint

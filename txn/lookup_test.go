@@ -94,7 +94,7 @@ func TestManifestSizes(t *testing.T) {
 	for _, x := range []struct {
 		offset, index int64
 		tail          int
-	}{{1, 0, 1}, {255, 0, 255}, {256, 0, 256}, {257, 1, 1}, {512, 1, 256}, {513, 2, 1}} {
+	}{{1, 0, 1}, {511, 0, 511}, {512, 0, 512}, {513, 1, 1}, {1024, 1, 512}, {1025, 2, 1}} {
 		m := Manifest{Offset: x.offset}
 		require.Equal(t, x.index, m.SpineIndex())
 		require.Equal(t, x.tail, m.Tail())

@@ -6,7 +6,7 @@ import (
 )
 
 // BlockTokens is the number of tokens in one spine block. It is part of the format.
-const BlockTokens = 256
+const BlockTokens = 512
 
 // Bounds of a manifest, in every direction: what is decided on and what is decoded. They are part of the format.
 const (

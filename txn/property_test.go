@@ -40,7 +40,7 @@ func newMachine(t *rapid.T) *machine {
 
 // length draws a number of tokens, near the edges of pages and blocks more often than not.
 func (m *machine) length(most int64) int64 {
-	near := rapid.SampledFrom([]int64{1, 31, 32, 33, 63, 64, 65, 128, 192, 255, 256, 257, 320, 511, 512, 513, 640}).Draw(m.t, "near")
+	near := rapid.SampledFrom([]int64{1, 31, 32, 33, 63, 64, 65, 128, 192, 255, 256, 257, 320, 511, 512, 513, 640, 1024, 1025}).Draw(m.t, "near")
 	if near <= most {
 		return near
 	}
