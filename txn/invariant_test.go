@@ -580,8 +580,8 @@ func TestTotalsBelowZero(t *testing.T) {
 	key = key1(tagSpine, q.spine(1))
 	var node spineEntry
 	require.NoError(t, mustLoad(c.view, key, &node))
-	node.add(44, -1)
-	node.add(45, 1)
+	node.add(88, -1)
+	node.add(89, 1)
 	refuses(key, node.marshal(), retire)
 	key = key1(tagSpine, q.spine(0))
 	require.NoError(t, mustLoad(c.view, key, &node))

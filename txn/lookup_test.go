@@ -174,7 +174,7 @@ func TestChainPagesAndDependents(t *testing.T) {
 	require.Contains(t, []Generation{base, more, branch}, anyListed(q.pageAt(0, 0)))
 	require.Contains(t, []Generation{base, more}, anyListed(q.pageAt(0, 2)))
 	require.Equal(t, base, anyListed(q.pageAt(2, 0)))
-	whole, _ := c.publish(t, q.first(128).intent(""))
+	whole, _ := c.publish(t, q.first(256).intent(""))
 	require.Equal(t, whole, anyListed(q.pageAt(0, 1)), "the nearest one")
 	c.retire(t, false, whole)
 	require.Contains(t, []Generation{base, more, branch}, anyListed(q.pageAt(0, 1)), "not the nearest one, which is retired")

@@ -416,12 +416,17 @@ func TestQueuedAppendCanBeCancelled_B30(t *testing.T) {
 	hook, blocked, gate := blockFirst("write")
 	f.set(hook)
 	var wg sync.WaitGroup
+	var ended [3]chan struct{}
 	errs := make([]error, 3)
 	ctxs := make([]context.Context, 3)
 	cancels := make([]context.CancelFunc, 3)
 	appendPage := func(i int) {
 		ctxs[i], cancels[i] = context.WithCancel(t.Context())
-		wg.Go(func() { _, errs[i] = s.Append(ctxs[i], Own, []Page{pageOf(uint64(10+i), 64, true)}) })
+		ended[i] = make(chan struct{})
+		wg.Go(func() {
+			defer close(ended[i])
+			_, errs[i] = s.Append(ctxs[i], Own, []Page{pageOf(uint64(10+i), 64, true)})
+		})
 	}
 	appendPage(0) // being written
 	<-blocked
@@ -439,6 +444,8 @@ func TestQueuedAppendCanBeCancelled_B30(t *testing.T) {
 	other := pageOf(30, 64, true)
 	at := write(t, s, Shared, other)
 	verifyPages(t, s, []Page{other}, at)
+	<-ended[1] // before the gate opens: what is taken from the queue by then would be written all the same
+	<-ended[2]
 	close(gate)
 	wg.Wait()
 	require.NoError(t, errs[0], "what is being written is waited for")

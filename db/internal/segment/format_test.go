@@ -115,7 +115,7 @@ func TestDescriptorRules(t *testing.T) {
 		value uint64
 		bytes int
 	}{
-		{"magic", 0, 'X', 1}, {"version", 4, 2, 2}, {"class zero", 6, 0, 1}, {"class three", 6, 3, 1}, {"reserved", 7, 1, 1},
+		{"magic", 0, 'X', 1}, {"version", 4, 2, 2}, {"class zero", 6, 0, 1}, {"class four", 6, 4, 1}, {"reserved", 7, 1, 1},
 		{"number", 8, 2, 8}, {"database", 16, 1, 1}, {"sequence", 32, 0, 8}, {"offset", 40, uint64(at - blockBytes), 8}, {"payload", 48, 4096, 8},
 		{"no pages", 56, 0, 4}, {"more pages than there are", 56, 5, 4}, {"fewer", 56, 3, 4}, {"far too many", 56, 1<<32 - 1, 4}, {"reserved", 60, 1, 4},
 		{"zero key", entry, 0, 32}, {"zero codec", entry + 66, 0, 1}, {"unknown codec", entry + 66, 3, 1}, {"zstd that saves nothing", entry + 66, 2, 1},

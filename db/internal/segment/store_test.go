@@ -135,7 +135,7 @@ func TestUnusableRequestsAreRefused_B38(t *testing.T) {
 		want  error
 	}{
 		{"class", 0, []Page{pageOf(1, 64, true)}, txn.ErrInvalid},
-		{"class", 3, []Page{pageOf(1, 64, true)}, txn.ErrInvalid},
+		{"class", 4, []Page{pageOf(1, 64, true)}, txn.ErrInvalid},
 		{"empty page", Own, []Page{pageOf(1, 64, true), {Key: keyOf(2)}}, txn.ErrInvalid},
 		{"codec", Own, []Page{{Key: keyOf(1), Bytes: []byte{1}, Codec: 3}}, txn.ErrUnsupported},
 		{"zero key", Own, []Page{{Bytes: []byte{1}}}, txn.ErrInvalid},
