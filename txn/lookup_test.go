@@ -139,7 +139,7 @@ func TestBoundaryRefusesBadSteps(t *testing.T) {
 func TestChainPagesAndDependents(t *testing.T) {
 	c, q, base := hybrid(t)
 	more, _ := c.publish(t, q.plus(run(1, 200)...).intent(""))
-	branch, _ := c.publish(t, q.first(128).plus(run(2, 100)...).intent(""))
+	branch, _ := c.publish(t, q.first(256).plus(run(2, 100)...).intent(""))
 	retired, _ := c.publish(t, q.plus(run(3, 1)...).intent(""))
 	c.retire(t, false, retired)
 
