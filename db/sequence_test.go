@@ -281,6 +281,31 @@ func TestTokensOutsideTheRangeAreRefused_ID05(t *testing.T) {
 	require.Equal(t, sequenceOf(t, append(ramp(0, 300), 0, MaxToken)).prefix(302), s.prefix(302))
 }
 
+// A long append, whose tokens are checked and copied beside the hashing, gives the digests of many short ones; if any token is
+// refused it leaves nothing, wherever that is.
+func TestLongAppendEqualsShortOnes_ID05(t *testing.T) {
+	tokens := ramp(3, aheadTokens+3*hashBlockTokens+7)
+	s, short := sequenceOf(t, ramp(0, 100)), sequenceOf(t, ramp(0, 100))
+	for _, i := range []int{0, 411, 412, 413, aheadTokens, len(tokens) - 1} {
+		bad := slices.Clone(tokens)
+		bad[i], bad[len(bad)-1] = -9, -8
+		says := fmt.Sprintf("token %d of %d is %d", i, len(bad), bad[i])
+		requireRefused(t, s.AppendMedia(image("cat", ""), bad), ErrInvalid, says)
+		requireRefused(t, s.Append(bad), ErrInvalid, says)
+		requireSame(t, &plainSequence{namespace: s.Namespace(), tokens: ramp(0, 100)}, s)
+		require.Empty(t, s.media, "nothing appended")
+	}
+	given := slices.Clone(tokens)
+	require.NoError(t, s.Append(given))
+	clear(given) // the caller's again
+	for piece := range slices.Chunk(tokens, 777) {
+		require.NoError(t, short.Append(piece))
+	}
+	requireSame(t, &plainSequence{namespace: s.Namespace(), tokens: append(ramp(0, 100), tokens...)}, s)
+	require.Equal(t, short.whole[1:], s.whole[1:])
+	require.Equal(t, short.prefix(short.Len()), s.prefix(s.Len()))
+}
+
 func TestSequenceLengthIsLimited_B38(t *testing.T) {
 	s := sequenceOf(t, ramp(0, 10))
 	s.length = MaxSequenceTokens - 2 // as if; the refusal comes before anything looks at the blocks

@@ -21,6 +21,9 @@ type machine struct {
 	disk    *disk
 }
 
+// longestTokens is the length of the longest sequences: four blocks and a little.
+const longestTokens = 4*BlockTokens + 50
+
 // testSpaces are a plain transformer, one with sliding windows of two page sizes, and a hybrid, with 1, 2 and 3 ranks.
 func testSpaces() []*space {
 	return []*space{
@@ -40,7 +43,7 @@ func newMachine(t *rapid.T) *machine {
 
 // length draws a number of tokens, near the edges of pages and blocks more often than not.
 func (m *machine) length(most int64) int64 {
-	near := rapid.SampledFrom([]int64{1, 31, 32, 33, 63, 64, 65, 128, 192, 255, 256, 257, 320, 511, 512, 513, 640, 1024, 1025}).Draw(m.t, "near")
+	near := rapid.SampledFrom([]int64{1, 31, 32, 33, 63, 64, 65, 128, 192, 255, 256, 257, 320, 511, 512, 513, 640, 1023, 1024, 1025, 1536, 1537, 2048, 2049}).Draw(m.t, "near")
 	if near <= most {
 		return near
 	}
@@ -51,7 +54,7 @@ func (m *machine) length(most int64) int64 {
 func (m *machine) grow(*rapid.T) {
 	q := rapid.SampledFrom(m.sequences).Draw(m.t, "stem")
 	q = q.first(m.length(q.len()))
-	n := min(m.length(400), 700-q.len())
+	n := min(m.length(BlockTokens+100), longestTokens-q.len())
 	if n > 0 {
 		m.sequences = append(m.sequences, q.plus(run(rapid.Int32Range(1, 2).Draw(m.t, "token"), int(n))...))
 	}
@@ -96,7 +99,7 @@ func (m *machine) publish(*rapid.T) {
 		case "again":
 			q, meta = c.sequence, string(c.manifest.Meta)
 		case "goes on":
-			if n := min(m.length(100), 700-c.sequence.len()); n > 0 {
+			if n := min(m.length(BlockTokens/2), longestTokens-c.sequence.len()); n > 0 {
 				q = c.sequence.plus(run(rapid.Int32Range(1, 2).Draw(m.t, "token"), int(n))...)
 				m.sequences = append(m.sequences, q)
 			}
