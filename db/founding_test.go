@@ -126,3 +126,28 @@ func TestTheContinuationPointStaysCurrent_SUP06(t *testing.T) {
 	require.Equal(t, []bool{false, true, false, false}, superseded())
 	checkCatalogue(t, d)
 }
+
+// A checkpoint that was retired while its pages were in RAM only has lost them after a crash. Publishing it again asks for them
+// again: what the catalogue knows is there (complete-at-publish).
+func TestRetiredInRAMOnlyIsGoneAfterACrash(t *testing.T) {
+	for _, crashed := range []bool{true, false} {
+		dir := tempDir(t)
+		ns := testNamespace(t, 1)
+		o := Options{WritePolicy: Never}
+		d := openDB(t, dir, o)
+		seq := seqOf(t, ns, tokens(1, 300))
+		g, written := publish(t, d, seq, 300)
+		require.NoError(t, d.Retire(context.Background(), g))
+		if crashed {
+			crash(t, d)
+		} else {
+			closeDB(t, d)
+		}
+		d = openDB(t, dir, o)
+		again, bytes := publish(t, d, seq, 300)
+		require.Equal(t, g, again)
+		require.Equal(t, written, bytes, "every page is asked for")
+		require.EqualValues(t, 300, restoreAt(t, d, seq))
+		checkCatalogue(t, d)
+	}
+}

@@ -240,7 +240,7 @@ func TestChangedBuildSharesNothing_B34(t *testing.T) {
 		n := mustNamespace(t, id)
 		s := n.NewSequence()
 		require.NoError(t, s.Append(ramp(0, 1000)))
-		return []txn.Key{n.ID(), s.spine(0), s.spine(3), s.prefix(1000), s.pageKey(0, 61, 992), s.pageKey(2, 0, 1000)}
+		return []txn.Key{n.ID(), s.spine(0), s.spine(1), s.prefix(1000), s.pageKey(0, 61, 992), s.pageKey(2, 0, 1000)}
 	}
 	seen := map[txn.Key]string{}
 	add := func(name string, id Identity) {

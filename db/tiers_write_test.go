@@ -17,7 +17,6 @@ import (
 // Each write policy does what its name says: what is on disk after the publication, after pressure, and after a restore and
 // pressure; and publications that ask to be durable are written under each.
 func TestPoliciesByName_WOE01_WOE05(t *testing.T) {
-	const rank = 7 * 64 << 10
 	for name, x := range map[string]struct{ published, evicted, reused int64 }{
 		"write-through": {7, 7, 7},
 		"on-evict":      {0, 7, 7},

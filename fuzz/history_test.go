@@ -3,8 +3,11 @@ package fuzz
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -142,10 +145,41 @@ func (w *world) restore(t require.TestingT, space int, tokens []int32, want int6
 	}
 }
 
+// image copies the directory as it is at one moment. The database works in the background, so a copy counts only if no
+// name, size or time of a change differs between before and after it.
+func (w *world) image(t require.TestingT, to string) {
+	for range 1000 {
+		before, err := w.tree()
+		if err == nil {
+			err = os.CopyFS(to, os.DirFS(w.dir))
+		}
+		if after, e := w.tree(); err == nil && e == nil && maps.Equal(before, after) {
+			return
+		}
+		require.NoError(t, os.RemoveAll(to))
+	}
+	require.Fail(t, "the directory never stood still")
+}
+
+func (w *world) tree() (map[string]string, error) {
+	files := map[string]string{}
+	err := filepath.WalkDir(w.dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			files[path] = fmt.Sprint(info.Size(), info.ModTime().UnixNano())
+		}
+		return err
+	})
+	return files, err
+}
+
 // crash goes on from an image of the directory, as a killed process leaves it.
 func (w *world) crash(t require.TestingT) {
 	image := w.dir + "+"
-	require.NoError(t, os.CopyFS(image, os.DirFS(w.dir)))
+	w.image(t, image)
 	_, err := w.db.Close(context.Background())
 	require.NoError(t, err)
 	require.NoError(t, os.RemoveAll(w.dir))

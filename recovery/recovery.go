@@ -140,6 +140,22 @@ func Reconcile(c Catalogue, segments []SegmentFile) (plan Plan, err error) {
 		}); err != nil {
 			return err
 		}
+		// A retired one that was not durable has lost its pages as well, and the catalogue still knows them: a publication would
+		// build on them. Only a retirement without a deletion leaves one behind, so looking is rare.
+		accounts, err := txn.ReadAccounts(v)
+		if err != nil {
+			return err
+		}
+		if accounts.Retired > 0 {
+			if err := txn.States(v, func(g txn.Generation, s *txn.State) (bool, error) {
+				if s.Status == txn.Retired && !s.Durable {
+					plan.Undurable = append(plan.Undurable, g)
+				}
+				return true, nil
+			}); err != nil {
+				return err
+			}
+		}
 		if err := txn.Segments(v, func(n uint64, use txn.SegmentUse) (bool, error) {
 			plan.Live[n] = use.LivePages
 			size, there := files[n]
