@@ -140,7 +140,7 @@ func Reconcile(c Catalogue, segments []SegmentFile) (plan Plan, err error) {
 		}); err != nil {
 			return err
 		}
-		// A retired one that was not durable has lost its pages as well, and the catalogue still knows them: a publication would
+		// A retired one that has pages without disk copies has lost them as well, and the catalogue still knows them: a publication would
 		// build on them. Only a retirement without a deletion leaves one behind, so looking is rare.
 		accounts, err := txn.ReadAccounts(v)
 		if err != nil {
@@ -148,10 +148,14 @@ func Reconcile(c Catalogue, segments []SegmentFile) (plan Plan, err error) {
 		}
 		if accounts.Retired > 0 {
 			if err := txn.States(v, func(g txn.Generation, s *txn.State) (bool, error) {
-				if s.Status == txn.Retired && !s.Durable {
+				if s.Status != txn.Retired || s.Durable {
+					return true, nil
+				}
+				whole, err := txn.OnDisk(v, g)
+				if !whole {
 					plan.Undurable = append(plan.Undurable, g)
 				}
-				return true, nil
+				return true, err
 			}); err != nil {
 				return err
 			}

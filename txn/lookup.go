@@ -232,6 +232,21 @@ func AnyListed(v Reader, page Key) (Generation, error) {
 	return Generation{}, nil
 }
 
+// OnDisk tells whether every page of a checkpoint, listed or retired, has disk copies.
+func OnDisk(v Reader, g Generation) (bool, error) {
+	m, err := ReadManifest(v, g)
+	if err != nil || m == nil {
+		return false, err
+	}
+	whole := true
+	err = m.holds(func(_ *GroupPages, key Key) error {
+		p, err := ReadPage(v, key)
+		whole = whole && p != nil && p.ChainDurable
+		return err
+	})
+	return whole, err
+}
+
 // Dependents gives the generations, listed or retired, that need the page.
 func Dependents(v Reader, page Key) ([]Generation, error) {
 	var gens []Generation
