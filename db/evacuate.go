@@ -194,7 +194,7 @@ func (d *DB) move(ctx context.Context, pages []*page) error {
 		}
 	}
 	places, err := d.segments.Append(ctx, segment.Shared, batch)
-	d.disk.moved(ticket, bytes, places)
+	d.disk.settle(ticket, bytes, places)
 	if err != nil {
 		return fmt.Errorf("db: copying %d pages: %w", len(pages), err)
 	}

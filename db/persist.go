@@ -147,7 +147,8 @@ func (d *DB) write(j *job, pages []*page) {
 	cancel()
 	if err == nil {
 		var group sync.WaitGroup
-		var mu sync.Mutex
+		var mu sync.Mutex // guards written and err
+		var written []txn.Placement
 		for class, list := range byClass {
 			group.Go(func() {
 				ranks := 1
@@ -155,17 +156,18 @@ func (d *DB) write(j *job, pages []*page) {
 					ranks = max(ranks, len(p.slots))
 				}
 				for some := range slices.Chunk(list, segment.AppendPagesMax/ranks) {
-					if e := d.writeClass(class, some); e != nil {
-						mu.Lock()
-						err = errors.Join(err, e)
-						mu.Unlock()
+					places, e := d.writeClass(class, some)
+					mu.Lock()
+					written, err = append(written, places...), errors.Join(err, e)
+					mu.Unlock()
+					if e != nil {
 						return
 					}
 				}
 			})
 		}
 		group.Wait()
-		d.disk.settle(ticket, bytes, pages)
+		d.disk.settle(ticket, bytes, written)
 	}
 	d.endJob(j, pages, err)
 }
@@ -188,7 +190,7 @@ func (d *DB) endJob(j *job, pages []*page, err error) {
 }
 
 // writeClass writes pages of one lifetime class, a bounded number of times.
-func (d *DB) writeClass(class segment.Class, pages []*page) error {
+func (d *DB) writeClass(class segment.Class, pages []*page) ([]txn.Placement, error) {
 	batch := make([]segment.Page, 0, len(pages))
 	for _, p := range pages {
 		for rank, s := range p.slots {
@@ -203,7 +205,7 @@ func (d *DB) writeClass(class segment.Class, pages []*page) error {
 		}
 		d.counters.writesFailed.Add(1)
 		if try == writeTries || errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid) {
-			return fmt.Errorf("db: write of %d pages, tried %d times: %w", len(pages), try, err)
+			return nil, fmt.Errorf("db: write of %d pages, tried %d times: %w", len(pages), try, err)
 		}
 		d.options.Logger.Warn("write failed, trying again", "pages", len(pages), "try", try, "error", err)
 		timer := time.NewTimer(wait)
@@ -213,6 +215,7 @@ func (d *DB) writeClass(class segment.Class, pages []*page) error {
 			timer.Stop()
 		}
 	}
+	written := places
 	d.residency.mu.Lock()
 	defer d.residency.mu.Unlock()
 	for _, p := range pages {
@@ -221,5 +224,5 @@ func (d *DB) writeClass(class segment.Class, pages []*page) error {
 		d.counters.pagesWritten.Add(int64(n))
 		d.counters.payloadWritten.Add(p.bytes * int64(n))
 	}
-	return nil
+	return written, nil
 }

@@ -114,23 +114,11 @@ func (s *diskSpace) trim(ctx context.Context) error {
 }
 
 // settle ends a reservation: what was written counts as used, the rest is free again.
-func (s *diskSpace) settle(ticket uint64, bytes int64, pages []*page) {
+func (s *diskSpace) settle(ticket uint64, bytes int64, written []txn.Placement) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.end(ticket, bytes)
-	for _, p := range pages {
-		for _, at := range p.place {
-			s.count(at, 1)
-		}
-	}
-}
-
-// moved ends a reservation of evacuation.
-func (s *diskSpace) moved(ticket uint64, bytes int64, places []txn.Placement) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.end(ticket, bytes)
-	for _, at := range places {
+	for _, at := range written {
 		s.count(at, 1)
 	}
 }
