@@ -161,7 +161,7 @@ func (d *DB) openLog(ctx context.Context) (err error) {
 	}
 	d.log, err = wal.Open(d.dir.join(walName), wal.Options{
 		RotateBytes: min(wal.RotateBytesDefault, d.options.ReplayBytes),
-		FirstLSN: applied + 1, Fence: d.dir.check, FS: d.options.walFS, Logger: d.options.Logger, ReadOnly: d.options.ReadOnly,
+		FirstLSN:    applied + 1, Fence: d.dir.check, FS: d.options.walFS, Logger: d.options.Logger, ReadOnly: d.options.ReadOnly,
 	})
 	if err != nil {
 		return fmt.Errorf("db: %w", err)
