@@ -2,6 +2,7 @@ package fuzz
 
 import (
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"math/rand/v2"
@@ -41,6 +42,9 @@ type Disk struct {
 	trace  uint64 // digest of all calls so far, in order
 	ended  bool   // nothing is counted, scheduled or refused any more
 }
+
+// Debug gets every call, if it is set.
+var Debug io.Writer
 
 // Area is a part of a database directory, as faults tell them apart.
 type Area string
@@ -188,9 +192,10 @@ func pathError(op, p string, err error) error { return &fs.PathError{Op: op, Pat
 
 // change counts a call, waits for its turn, and carries it out unless a fault says otherwise. With part, a write happens by half.
 func (d *Disk) change(c Call, do func() error) error {
-	// Pebble holds mutexes over calls that its other goroutines want, so what it does happens at once. It is done before
-	// the next of the others gets its turn.
-	if s := d.Schedule; s != nil && areaOf(c.Path) != Index && !d.over() {
+	// Pebble holds mutexes over calls that its other goroutines want, so what it does happens at once, before the next of the
+	// others gets its turn. But it removes files in a goroutine that holds nothing.
+	background := c.Op == "remove" && !strings.HasPrefix(path.Base(c.Path), "marker.")
+	if s := d.Schedule; s != nil && (areaOf(c.Path) != Index || background) && !d.over() {
 		s.turn(c)
 	}
 	d.mu.Lock()
@@ -200,6 +205,9 @@ func (d *Disk) change(c Call, do func() error) error {
 			d.Before(d, c)
 		}
 		d.calls++
+		if Debug != nil {
+			fmt.Fprintln(Debug, c)
+		}
 		for _, b := range []byte(c.Op + c.Path) {
 			d.trace = (d.trace ^ uint64(b)) * 1099511628211
 		}

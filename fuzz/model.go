@@ -16,7 +16,8 @@ type Checkpoint struct {
 	Generation db.Generation
 	Space      int     // which namespace
 	Tokens     []int32 // the exact prefix
-	Durable    bool    // acknowledged as surviving a crash, or shown so
+	Durable    bool    // acknowledged as surviving a crash
+	Placed     bool    // the database says that every page is on disk; it is durable once the log is synced after that
 }
 
 // Model is the reference: what has to be listed and what may be. A database lists everything that it must, but for what it
@@ -24,18 +25,21 @@ type Checkpoint struct {
 //
 // May has what was published and not taken back; Must has those of it that were acknowledged and that nothing under way
 // takes back. What is not listed when somebody looks has been given up, and never comes back.
+//
+// A publication that is not durable replaces one of the same prefix with a record that is not durable either. Until a later sync a
+// crash may lose both, and then the one that was replaced is back: it is a ghost until then.
 type Model struct {
-	May, Must map[db.Generation]*Checkpoint
+	May, Must, Ghosts map[db.Generation]*Checkpoint
 }
 
 // NewModel gives an empty model.
 func NewModel() *Model {
-	return &Model{May: map[db.Generation]*Checkpoint{}, Must: map[db.Generation]*Checkpoint{}}
+	return &Model{May: map[db.Generation]*Checkpoint{}, Must: map[db.Generation]*Checkpoint{}, Ghosts: map[db.Generation]*Checkpoint{}}
 }
 
 // Clone copies the model.
 func (m *Model) Clone() *Model {
-	c := &Model{May: make(map[db.Generation]*Checkpoint, len(m.May)), Must: make(map[db.Generation]*Checkpoint, len(m.Must))}
+	c := &Model{May: make(map[db.Generation]*Checkpoint, len(m.May)), Must: make(map[db.Generation]*Checkpoint, len(m.Must)), Ghosts: maps.Clone(m.Ghosts)}
 	for g, p := range m.May {
 		q := *p
 		c.May[g] = &q
@@ -64,11 +68,15 @@ func (m *Model) Publish(c *Checkpoint) {
 	for g, old := range m.May {
 		if old.Space == c.Space && equal(old.Tokens, c.Tokens) && g != c.Generation {
 			m.Drop(g)
+			m.Ghosts[g] = old
 		}
+	}
+	if c.Durable {
+		m.Synced()
 	}
 	q := *c
 	if old := m.May[c.Generation]; old != nil {
-		q.Durable = q.Durable || old.Durable
+		q.Durable, q.Placed = q.Durable || old.Durable, old.Placed
 	}
 	m.May[c.Generation], m.Must[c.Generation] = &q, &q
 }
@@ -90,14 +98,29 @@ func (m *Model) MayDropAll(match func(*Checkpoint) bool) {
 // DropAll says that all that match were taken back.
 func (m *Model) DropAll(match func(*Checkpoint) bool) {
 	m.MayDropAll(match)
+	m.Synced()
 	maps.DeleteFunc(m.May, func(_ db.Generation, c *Checkpoint) bool { return match(c) })
 }
 
 // Doubt says that what is not durable may be given up by now.
-func (m *Model) Doubt() { m.MayDropAll(func(c *Checkpoint) bool { return !c.Durable }) }
+func (m *Model) Doubt() {
+	m.MayDropAll(func(c *Checkpoint) bool { return !c.Durable && !c.Placed })
+}
 
-// Crash says that the process died: what was not durable may be lost.
-func (m *Model) Crash() { m.Doubt() }
+// Synced says that everything so far is durable.
+func (m *Model) Synced() {
+	clear(m.Ghosts)
+	for _, c := range m.May {
+		c.Durable = c.Durable || c.Placed
+	}
+}
+
+// Crash says that the process died, and with power the machine: what was not durable may be lost.
+func (m *Model) Crash(power bool) {
+	m.MayDropAll(func(c *Checkpoint) bool { return !c.Durable && (power || !c.Placed) })
+	maps.Copy(m.May, m.Ghosts)
+	clear(m.Ghosts)
+}
 
 // Saw says that somebody looked and saw these listed, and no others.
 func (m *Model) Saw(listed map[db.Generation]*Checkpoint) {

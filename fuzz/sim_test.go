@@ -40,3 +40,24 @@ func TestScratch(t *testing.T) {
 	})
 	fmt.Println(total.Cycles, total.Calls, time.Since(begun))
 }
+
+func TestOne(t *testing.T) {
+	seed, _ := strconv.Atoi(os.Getenv("SEED"))
+	if os.Getenv("SEED") == "" {
+		t.Skip()
+	}
+	for i := range 2 {
+		f, _ := os.Create(fmt.Sprintf("/tmp/one.%d", i))
+		synctest.Test(t, func(*testing.T) {
+			s := NewScheduler()
+			s.Run(func() {
+				p := Generate(uint64(seed))
+				fmt.Fprintf(f, "%s", p.JSON())
+				Debug = f
+				o := Run(p, s, "")
+				fmt.Fprintln(f, o.Violation)
+			})
+		})
+		f.Close()
+	}
+}

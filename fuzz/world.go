@@ -285,6 +285,9 @@ func (w *World) recover() bool {
 		w.abandon()
 		w.out.Calls += old.Calls()
 		w.out.Trace = w.out.Trace*31 + old.Trace()
+		if Debug != nil {
+			fmt.Fprintln(Debug, "crashed")
+		}
 		w.noteFaults(old)
 		w.crashed, w.during = nil, nil
 		if len(w.armed) > 0 {
@@ -304,7 +307,7 @@ func (w *World) recover() bool {
 			}
 			w.out.Cycles++
 			w.model = c.model.Clone()
-			w.model.Crash()
+			w.model.Crash(s.Do == "crash")
 			if i < images-1 {
 				crashing, armed := w.crashing, w.armed
 				w.crashing, w.armed = nil, nil
@@ -389,6 +392,9 @@ func (w *World) open() bool {
 		}
 		if err == nil {
 			w.opened = true
+			if !w.options.ReadOnly {
+				w.model.Synced() // an open makes durable what it found
+			}
 			return true
 		}
 		w.db = nil
@@ -459,6 +465,9 @@ func (w *World) do(relax func(m *Model), call func() error, ack func(m *Model)) 
 	w.classed(err)
 	switch {
 	case err == nil:
+		if Debug != nil {
+			fmt.Fprintln(Debug, "acknowledged")
+		}
 		ack(w.model)
 	case w.sick():
 		w.model = during
@@ -597,6 +606,9 @@ func (w *World) complete(ctx context.Context, p *publication) {
 
 // carryOut does what a step says. false ends the history.
 func (w *World) carryOut(s *Step) bool {
+	if Debug != nil {
+		fmt.Fprintf(Debug, "step %d %+v\n", w.step, *s)
+	}
 	ctx := context.Background()
 	switch s.Do {
 	case "publish":
@@ -656,13 +668,13 @@ func (w *World) carryOut(s *Step) bool {
 		if s.Do == "delete" {
 			call = w.db.Delete
 		}
-		err := w.do(func(m *Model) { m.MayDrop(g) }, func() error { return call(ctx, g) }, func(m *Model) { m.Drop(g) })
+		err := w.do(func(m *Model) { m.MayDrop(g) }, func() error { return call(ctx, g) }, func(m *Model) { m.Drop(g); m.Synced() })
 		w.accept(s.Do, err, db.ErrNotFound)
 	case "supersede":
 		a, ok := w.some(s.N)
 		b, _ := w.some(s.M)
 		if ok && a != b {
-			err := w.do(func(*Model) {}, func() error { return w.db.Supersede(ctx, a, b) }, func(*Model) {})
+			err := w.do(func(*Model) {}, func() error { return w.db.Supersede(ctx, a, b) }, func(m *Model) { m.Synced() })
 			w.accept("supersede", err, db.ErrInvalid, db.ErrConflict)
 		}
 	case "drop-ram", "set-ram":
@@ -796,6 +808,8 @@ func (w *World) close(ctx context.Context) {
 	w.accept("close", err)
 	if err != nil {
 		w.model.Doubt()
+	} else {
+		w.model.Synced()
 	}
 	w.db = nil
 }
@@ -854,21 +868,27 @@ func (w *World) check() {
 		if int64(len(known.Tokens)) != c.Offset {
 			w.fail("listed at %d, was published at %d: %s", c.Offset, len(known.Tokens), c.Generation)
 		}
-		known.Durable = c.Durable // it says so: then it has to survive
+		known.Placed = c.Durable
 		listed[c.Generation] = known
 	}
 	w.dies()
 	if !w.damaged && !w.budget {
 		for g, c := range w.model.Must {
 			w.out.Checks["acknowledged is there"]++
-			if listed[g] == nil && (c.Durable || !w.sick() && w.options.RAMBytes >= 32<<20) {
+			if listed[g] == nil && (c.Durable || c.Placed || !w.sick() && w.options.RAMBytes >= 32<<20) {
 				w.fail("acknowledged and gone: %s at %d, durable %v", g, len(c.Tokens), c.Durable)
 			}
+		}
+	}
+	if Debug != nil {
+		for _, g := range sorted(listed) {
+			fmt.Fprintf(Debug, "listed %v space %d at %d durable %v\n", g, listed[g].Space, len(listed[g].Tokens), listed[g].Durable)
 		}
 	}
 	w.model.Saw(listed)
 	for _, g := range sorted(listed) {
 		w.restore(listed, listed[g])
+		w.settle()
 	}
 	if w.damaged {
 		return
@@ -877,6 +897,7 @@ func (w *World) check() {
 		for _, tokens := range w.walks {
 			w.out.Checks["lookup is the longest"]++
 			m, err := w.db.Lookup(ctx, w.sequence(space, tokens), db.LookupOptions{})
+			w.settle()
 			w.accept("lookup", err, db.ErrNotFound)
 			want := Longest(listed, space, tokens)
 			if space == 1 && m.Offset < want || space != 1 && m.Offset != want {
