@@ -8,6 +8,7 @@ import (
 
 	"github.com/holdfast-db/holdfast/db/internal/index"
 	"github.com/holdfast-db/holdfast/txn"
+	"github.com/holdfast-db/holdfast/txn/mutant"
 	"github.com/holdfast-db/holdfast/wal"
 )
 
@@ -65,7 +66,7 @@ func (c *committer) commit(ctx context.Context, t *transaction, durable bool) er
 	if c.group == nil {
 		return c.commitPrivately(t)
 	}
-	return c.group.Commit(ctx, &wal.Request[*transaction]{Payload: t, Durable: durable})
+	return c.group.Commit(ctx, &wal.Request[*transaction]{Payload: t, Durable: durable && !mutant.On("durable publications do not wait for a sync")})
 }
 
 // commitEssential is commit for what gives space back: it goes through on a full disk.
@@ -73,12 +74,15 @@ func (c *committer) commitEssential(ctx context.Context, t *transaction) error {
 	if c.group == nil {
 		return c.commitPrivately(t)
 	}
-	return c.group.Commit(ctx, &wal.Request[*transaction]{Payload: t, Durable: true, Essential: true})
+	return c.group.Commit(ctx, &wal.Request[*transaction]{Payload: t, Durable: !mutant.On("deletions are not durable before their effect"), Essential: true})
 }
 
 func (c *committer) prepare(r *wal.Request[*transaction], lsn txn.LSN) (rec wal.Record, err error) {
 	if c.broken != nil {
 		return wal.Record{}, c.broken
+	}
+	if err := c.index.Err(); err != nil {
+		return wal.Record{}, fmt.Errorf("db: stopped until opened again: %w", err)
 	}
 	defer func() {
 		// Pebble panics where it cannot go on; that must not take the serving process with it.
@@ -178,6 +182,9 @@ func (c *committer) cut() error {
 	if err != nil {
 		return err
 	}
+	if mutant.On("log is cut before the index is durable") {
+		durable = c.log.Next()
+	}
 	return c.log.Cut(durable + 1)
 }
 
@@ -200,10 +207,7 @@ func (c *committer) close() error {
 	if err := c.log.Err(); err != nil {
 		return err
 	}
-	if c.flushing != nil {
-		<-c.flushing
-	}
-	if err := c.index.Flush(); err != nil {
+	if err := c.index.Flush(); err != nil { // waits for the one under way
 		return err
 	}
 	return c.cut()

@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"github.com/google/uuid"
+
+	"github.com/holdfast-db/holdfast/txn/mutant"
 )
 
 // What a database directory holds. Everything else in it is foreign: it is never read, changed or removed, and a directory
@@ -174,7 +176,10 @@ const temporarySuffix = ".new"
 // replaceFile puts content at path so that a crash leaves the old content or the new, never a mixture.
 func replaceFile(fsys DirectoryFS, path string, content []byte) error {
 	tmp := path + temporarySuffix
-	err := fsys.WriteFile(tmp, content, true)
+	if mutant.On("marker is written in place") {
+		tmp = path
+	}
+	err := fsys.WriteFile(tmp, content, !mutant.On("marker is not synced"))
 	if err == nil {
 		err = fsys.Rename(tmp, path)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-db/holdfast/db/internal/segment"
 	"github.com/holdfast-db/holdfast/txn"
+	"github.com/holdfast-db/holdfast/txn/mutant"
 )
 
 // job is a transfer between RAM and disk that is under way for some pages: a write or a load. It has its own pins and its own
@@ -196,6 +197,9 @@ func (d *DB) writeClass(class segment.Class, pages []*page) ([]txn.Placement, er
 	batch := make([]segment.Page, 0, len(pages))
 	for _, p := range pages {
 		for rank, s := range p.slots {
+			if mutant.On("a rank is forgotten") {
+				s = p.slots[0]
+			}
 			batch = append(batch, segment.Page{Key: p.key, Parent: p.parent, Rank: uint16(rank), Bytes: s.Bytes()})
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/holdfast-db/holdfast/db/internal/segment"
 	"github.com/holdfast-db/holdfast/txn"
+	"github.com/holdfast-db/holdfast/txn/mutant"
 )
 
 // diskSpace accounts for the page copies on disk, keeps them within the budget and gives the space of dropped ones back.
@@ -17,6 +18,9 @@ type diskSpace struct {
 	segments *segment.Store
 	logger   *slog.Logger
 	evict    func(ctx context.Context, n int) (more bool, err error) // retires and deletes the n checkpoints that go first
+	// halted tells that nothing can be recorded any more. What failed last may be in the log all the same, and then the next
+	// open lists what was given up for it: from then on nothing is taken off the disk.
+	halted func() bool
 
 	mu      sync.Mutex             // guards what follows
 	budget  int64                  // 0: unbounded
@@ -52,7 +56,7 @@ func newDiskSpace(s *segment.Store, budget int64, live map[uint64]segmentLive, l
 	idle := make(chan struct{})
 	close(idle)
 	return &diskSpace{
-		segments: s, budget: budget, used: used, live: live, writing: map[uint64]bool{}, emptied: map[uint64]uint64{}, logger: logger, idle: idle,
+		segments: s, budget: budget, used: used, live: live, writing: map[uint64]bool{}, emptied: map[uint64]uint64{}, logger: logger, idle: idle, halted: func() bool { return false },
 		wake: make(chan struct{}, 1), evicting: make(chan struct{}, 1), sparse: make(chan uint64, evacuateQueue), finished: make(chan struct{}),
 	}
 }
@@ -141,6 +145,9 @@ func (s *diskSpace) signal() {
 
 // removeEmpty removes the segments that were found empty and that no write can have filled since.
 func (s *diskSpace) removeEmpty() {
+	if s.halted() {
+		return
+	}
 	var empty []uint64
 	s.mu.Lock()
 	for n, by := range s.emptied {
@@ -167,6 +174,9 @@ func (s *diskSpace) removeEmpty() {
 // count adds or takes one copy. With s.mu.
 func (s *diskSpace) count(at txn.Placement, delta int64) {
 	s.used += delta * at.Allocated()
+	if mutant.On("space is counted twice") && delta > 0 {
+		s.used += at.Allocated()
+	}
 	l := s.live[at.Segment]
 	l.copies += delta
 	l.bytes += delta * at.Allocated()
@@ -260,7 +270,9 @@ func (s *diskSpace) run() {
 }
 
 func (s *diskSpace) giveBack(batch []txn.Placement) {
-	if err := s.segments.Free(batch); err != nil {
+	if s.halted() {
+		s.logger.Warn("space not given back", "pages", len(batch), "reason", "the log is stopped until the database is opened again")
+	} else if err := s.segments.Free(batch); err != nil {
 		s.logger.Warn("space not given back", "pages", len(batch), "error", err)
 	}
 	touched := map[uint64]segmentLive{}

@@ -30,6 +30,8 @@ import (
 // turn, and may meet a fault. All methods are safe for concurrent use.
 type Disk struct {
 	Schedule *Scheduler // nil: whoever comes first
+	// Buffered refuses direct I/O.
+	Buffered bool
 	// Before, if set, is called before every change, with the disk standing still.
 	Before func(d *Disk, c Call)
 
@@ -39,12 +41,12 @@ type Disk struct {
 	faults []*Fault
 	fired  []string
 	locks  map[string]bool
-	trace  uint64 // digest of all calls so far, in order
+	digest uint64 // of all calls so far, in order
 	ended  bool   // nothing is counted, scheduled or refused any more
 }
 
-// Debug gets every call, if it is set.
-var Debug io.Writer
+// trace gets what happens, if it is set.
+var trace io.Writer
 
 // Area is a part of a database directory, as faults tell them apart.
 type Area string
@@ -178,7 +180,7 @@ func (d *Disk) Calls() int {
 func (d *Disk) Trace() uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.trace
+	return d.digest
 }
 
 // End lets everything through from now on: what becomes of this disk is of no interest any more.
@@ -205,13 +207,13 @@ func (d *Disk) change(c Call, do func() error) error {
 			d.Before(d, c)
 		}
 		d.calls++
-		if Debug != nil {
-			fmt.Fprintln(Debug, c)
+		if trace != nil {
+			fmt.Fprintln(trace, c)
 		}
 		for _, b := range []byte(c.Op + c.Path) {
-			d.trace = (d.trace ^ uint64(b)) * 1099511628211
+			d.digest = (d.digest ^ uint64(b)) * 1099511628211
 		}
-		d.trace = (d.trace ^ uint64(c.Size)) * 1099511628211
+		d.digest = (d.digest ^ uint64(c.Size)) * 1099511628211
 	}
 	d.mu.Unlock()
 	if fault != nil {
@@ -483,7 +485,7 @@ func (d *Disk) clone() *Disk {
 		c.blocks, c.durable, c.pending = slices.Clone(n.blocks), slices.Clone(n.durable), slices.Clone(n.pending)
 		return c
 	}
-	return &Disk{root: copyOf(d.root), locks: map[string]bool{}, Schedule: d.Schedule}
+	return &Disk{root: copyOf(d.root), locks: map[string]bool{}, Schedule: d.Schedule, Buffered: d.Buffered}
 }
 
 // Choice decides what a power failure keeps. The effects are asked for in an order that depends on nothing but the disk.
@@ -606,14 +608,20 @@ func (c *randomChoice) Sector() int {
 	return c.rng.IntN(c.torn + 1)
 }
 
-// subset keeps the effects whose bits are set, and all after the last bit.
-type subset struct{ bits, n uint64 }
+// subset keeps the first effects as its bits say, and all of the rest or none.
+type subset struct {
+	bits, n, of uint64
+	rest        bool
+}
 
 func (s *subset) Keep(string) bool {
-	kept := s.bits>>s.n&1 == 1
 	s.n++
-	return kept
+	if s.n > s.of {
+		return s.rest
+	}
+	return s.bits>>(s.n-1)&1 == 1
 }
+
 func (s *subset) Sector() int { return 0 }
 
 // Files gives the paths of all files in an area, sorted.

@@ -28,18 +28,22 @@ type Checkpoint struct {
 //
 // A publication that is not durable replaces one of the same prefix with a record that is not durable either. Until a later sync a
 // crash may lose both, and then the one that was replaced is back: it is a ghost until then.
+//
+// A change that failed because the log failed may be in the log all the same: opening it again tells, and looking before that does
+// not. What it concerns is unsure until then.
 type Model struct {
 	May, Must, Ghosts map[db.Generation]*Checkpoint
+	Unsure            map[db.Generation]bool
 }
 
 // NewModel gives an empty model.
 func NewModel() *Model {
-	return &Model{May: map[db.Generation]*Checkpoint{}, Must: map[db.Generation]*Checkpoint{}, Ghosts: map[db.Generation]*Checkpoint{}}
+	return &Model{May: map[db.Generation]*Checkpoint{}, Must: map[db.Generation]*Checkpoint{}, Ghosts: map[db.Generation]*Checkpoint{}, Unsure: map[db.Generation]bool{}}
 }
 
 // Clone copies the model.
 func (m *Model) Clone() *Model {
-	c := &Model{May: make(map[db.Generation]*Checkpoint, len(m.May)), Must: make(map[db.Generation]*Checkpoint, len(m.Must)), Ghosts: maps.Clone(m.Ghosts)}
+	c := &Model{May: make(map[db.Generation]*Checkpoint, len(m.May)), Must: make(map[db.Generation]*Checkpoint, len(m.Must)), Ghosts: maps.Clone(m.Ghosts), Unsure: maps.Clone(m.Unsure)}
 	for g, p := range m.May {
 		q := *p
 		c.May[g] = &q
@@ -48,6 +52,44 @@ func (m *Model) Clone() *Model {
 		}
 	}
 	return c
+}
+
+// digest tells models apart.
+func (m *Model) digest() (d uint64) {
+	for i, set := range []map[db.Generation]*Checkpoint{m.May, m.Must, m.Ghosts} {
+		for g, c := range set {
+			h := binary.LittleEndian.Uint64(g[:]) + uint64(i+1)*0x9E3779B97F4A7C15
+			if c.Durable {
+				h ^= 0x5bd1e995
+			}
+			if c.Placed {
+				h ^= 0x27d4eb2d << 8
+			}
+			d += h * h
+		}
+	}
+	return d
+}
+
+// Failed says that a change failed on a bad disk: during is what may be true of it.
+func (m *Model) Failed(during *Model) {
+	for g := range m.Must {
+		if during.Must[g] == nil {
+			m.Unsure[g] = true
+		}
+	}
+	for g, c := range during.May {
+		if m.May[g] == nil {
+			m.Unsure[g], m.May[g] = true, c
+		}
+	}
+	maps.DeleteFunc(m.Must, func(g db.Generation, _ *Checkpoint) bool { return m.Unsure[g] })
+}
+
+// Opened says that the database was opened: it made durable what it found, and knows what became of what had failed.
+func (m *Model) Opened() {
+	m.Synced()
+	clear(m.Unsure)
 }
 
 // MayPublish says that a publication is about to be listed: it may be, and one of the same prefix may be replaced by it.
@@ -125,12 +167,14 @@ func (m *Model) Crash(power bool) {
 // Saw says that somebody looked and saw these listed, and no others.
 func (m *Model) Saw(listed map[db.Generation]*Checkpoint) {
 	for g := range m.May {
-		if listed[g] == nil {
+		if listed[g] == nil && !m.Unsure[g] {
 			m.Drop(g)
 		}
 	}
 	for g := range listed {
-		m.Must[g] = m.May[g]
+		if !m.Unsure[g] {
+			m.Must[g] = m.May[g]
+		}
 	}
 }
 

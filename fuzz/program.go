@@ -57,14 +57,14 @@ type Step struct {
 // Operations are what a Step can do.
 var Operations = []string{
 	"publish", "begin", "commit", "abort", "cancel", "hold", "release", "retire", "delete", "supersede", "drop-ram", "set-ram", "set-disk",
-	"clear", "scrub", "put-loose", "get-loose", "delete-loose", "sleep", "reopen", "crash", "kill", "fault", "flip", "read-only", "verify",
+	"clear", "scrub", "put-loose", "get-loose", "delete-loose", "sleep", "reopen", "crash", "kill", "fault", "flip", "read-only", "steal",
 }
 
 // weights say how often each operation is drawn.
 var weights = map[string]int{
 	"publish": 22, "begin": 4, "commit": 6, "abort": 1, "cancel": 2, "hold": 2, "release": 2, "retire": 3, "delete": 4, "supersede": 3, "drop-ram": 2,
 	"set-ram": 1, "set-disk": 1, "clear": 1, "scrub": 1, "put-loose": 2, "get-loose": 2, "delete-loose": 1, "sleep": 2, "reopen": 2, "crash": 9, "kill": 3,
-	"fault": 1, "flip": 0, "read-only": 1, "verify": 0,
+	"fault": 1, "flip": 0, "read-only": 1, "steal": 1,
 }
 
 // Generate gives the program of a seed.

@@ -1,63 +1,95 @@
 package fuzz
 
 import (
+	"context"
 	"fmt"
 	"os"
-	"strconv"
+	"path/filepath"
+	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
-func TestScratch(t *testing.T) {
-	n, _ := strconv.Atoi(os.Getenv("N"))
-	if n == 0 {
-		n = 30
-	}
-	from, _ := strconv.Atoi(os.Getenv("FROM"))
-	dir := t.TempDir()
-	begun := time.Now()
-	total := &Outcome{}
-	synctest.Test(t, func(*testing.T) {
-		s := NewScheduler()
-		s.Run(func() {
-			for seed := from; seed < from+n; seed++ {
-				fmt.Fprint(os.Stderr, seed, " ")
-				o := Run(Generate(uint64(seed)), s, dir)
-				total.Cycles += o.Cycles
-				total.Calls += o.Calls
-				if o.Violation != nil {
-					fmt.Fprintln(os.Stderr, "\nseed", seed, o.Violation)
-				}
-				if os.Getenv("TWICE") != "" {
-					p := Run(Generate(uint64(seed)), s, dir)
-					require.Equal(t, o.Trace, p.Trace)
-				}
-			}
-		})
-	})
-	fmt.Println(total.Cycles, total.Calls, time.Since(begun))
+const workerVariable = "HOLDFAST_CRASH_WORKER"
+
+// campaign gives one whose workers are this test binary.
+func campaign(t *testing.T, parallel int) *Campaign {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	return &Campaign{Worker: []string{self}, Environ: []string{workerVariable + "=1"}, Parallel: parallel, Seed: 1, Scratch: t.TempDir()}
 }
 
-func TestOne(t *testing.T) {
-	seed, _ := strconv.Atoi(os.Getenv("SEED"))
-	if os.Getenv("SEED") == "" {
-		t.Skip()
+func firstLine(s string) string {
+	s, _, _ = strings.Cut(s, "\n")
+	return s
+}
+
+// Simulated crashes break no promise, and the same seeds give the same histories, call by call.
+func TestSimulatedCrashesKeepThePromise(t *testing.T) {
+	c := campaign(t, 2)
+	c.Cycles = 1200
+	totals, found, err := c.Run(context.Background())
+	require.NoError(t, err)
+	if found != nil {
+		path := filepath.Join(os.TempDir(), fmt.Sprintf("crash-%d.json", found.Program.Seed))
+		require.NoError(t, os.WriteFile(path, found.Program.JSON(), 0o600))
+		require.Failf(t, "a promise was broken", "%s\nholdfast crash --replay %s shows it again", found.Detail, path)
 	}
-	for i := range 2 {
-		f, _ := os.Create(fmt.Sprintf("/tmp/one.%d", i))
-		synctest.Test(t, func(*testing.T) {
-			s := NewScheduler()
-			s.Run(func() {
-				p := Generate(uint64(seed))
-				fmt.Fprintf(f, "%s", p.JSON())
-				Debug = f
-				o := Run(p, s, "")
-				fmt.Fprintln(f, o.Violation)
-			})
-		})
-		f.Close()
+	require.GreaterOrEqual(t, totals.Cycles, int64(1200))
+	for _, check := range []string{"listed is restorable", "acknowledged is there", "lookup is the longest", "accounting equals recount", "listed is known"} {
+		require.Positive(t, totals.Checks[check], check)
 	}
+}
+
+// A program in a file means what it meant when it was generated.
+func TestProgramsSurviveTheirFile(t *testing.T) {
+	for seed := range uint64(50) {
+		p := Generate(seed)
+		q, err := ParseProgram(p.JSON())
+		require.NoError(t, err)
+		require.Equal(t, p.JSON(), q.JSON())
+	}
+	for _, bad := range []string{"", "{}", `{"policy":"never","steps":[{"do":"nothing"}]}`, `{"policy":"never","steps":[{"do":"publish","keep":101}]}`} {
+		_, err := ParseProgram([]byte(bad))
+		require.Error(t, err, bad)
+	}
+}
+
+// A power failure keeps what was synced and any part of the rest, and nothing else.
+func TestPowerCutKeepsWhatWasSynced(t *testing.T) {
+	make := func() *Disk {
+		d := NewDisk()
+		require.NoError(t, d.mkdir(Root))
+		require.NoError(t, d.syncDir("/"))
+		h, err := d.create(Root+"/a", false)
+		require.NoError(t, err)
+		_, err = h.writeAt([]byte("synced"), 0)
+		require.NoError(t, err)
+		require.NoError(t, h.sync())
+		require.NoError(t, d.syncDir(Root))
+		_, err = h.writeAt([]byte("SYNCED and not"), 0)
+		require.NoError(t, err)
+		require.NoError(t, d.rename(Root+"/a", Root+"/b"))
+		return d
+	}
+	n := make().Pending()
+	require.Equal(t, 3, n, "a block, a size, a name")
+	seen := map[string]bool{}
+	for bits := range uint64(1 << n) {
+		d := make()
+		d.PowerCut(&subset{bits: bits, of: uint64(n)})
+		names := d.Files(Top)
+		require.Len(t, names, 1)
+		b, err := d.readFile(names[0])
+		require.NoError(t, err)
+		seen[filepath.Base(names[0])+" "+string(b)] = true
+	}
+	want := map[string]bool{}
+	for _, name := range []string{"a ", "b "} {
+		for _, content := range []string{"synced", "SYNCED", "SYNCED and not", "synced\x00\x00\x00\x00\x00\x00\x00\x00"} {
+			want[name+content] = true
+		}
+	}
+	require.Equal(t, want, seen)
 }

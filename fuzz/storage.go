@@ -467,7 +467,7 @@ func (d segmentFS) Create(p string, direct bool) (db.SegmentFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	return segmentFile{h, direct}, nil
+	return segmentFile{h, direct && !d.Buffered}, nil
 }
 
 func (d segmentFS) Open(p string, _, direct bool) (db.SegmentFile, error) {
@@ -475,7 +475,7 @@ func (d segmentFS) Open(p string, _, direct bool) (db.SegmentFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	return segmentFile{h, direct}, nil
+	return segmentFile{h, direct && !d.Buffered}, nil
 }
 
 func (d segmentFS) Remove(p string) error  { return d.remove(p) }

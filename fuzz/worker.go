@@ -37,6 +37,14 @@ func WorkerMain() {
 	debug.SetGCPercent(300)
 	reports := os.NewFile(3, "reports")
 	scratch := os.Getenv(scratchVariable)
+	if path := os.Getenv(traceVariable); path != "" {
+		f, err := os.Create(path)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "crash worker:", err)
+			os.Exit(1)
+		}
+		trace = f
+	}
 	jobs := os.Stdin
 	// Package testing has the only door to a bubble, and wants its own command line.
 	os.Args = []string{os.Args[0], "-test.timeout=0"}
@@ -48,7 +56,10 @@ func WorkerMain() {
 	}}}, nil, nil)
 }
 
-const scratchVariable = "HOLDFAST_CRASH_SCRATCH"
+const (
+	scratchVariable = "HOLDFAST_CRASH_SCRATCH"
+	traceVariable   = "HOLDFAST_CRASH_TRACE" // a file that gets what happens, for who looks into a violation
+)
 
 func work(jobs io.Reader, reports io.Writer, s *Scheduler, scratch string) {
 	in := bufio.NewReader(jobs)

@@ -93,7 +93,7 @@ type World struct {
 	damaged  bool // bytes on disk were changed, or could not be read, since the beginning
 	disorder bool // the log or the index may be damaged
 	budget   bool // there is a disk budget
-	opened   bool // once at least
+	narrow   bool // one namespace is looked at
 	real     string
 
 	out *Outcome
@@ -118,6 +118,14 @@ type stop struct{}
 // Run leads a database through the program. With a scheduler it has to be called by the scheduler's Run. scratch, if not empty,
 // is a real directory in which images are opened as well, now and then.
 func Run(p *Program, s *Scheduler, scratch string) *Outcome {
+	w := newWorld(p, s, scratch)
+	w.out.Violation = w.guarded(w.run)
+	w.out.Calls += w.disk.Calls()
+	w.out.Trace = w.out.Trace*31 + w.disk.Trace()
+	return w.out
+}
+
+func newWorld(p *Program, s *Scheduler, scratch string) *World {
 	policy, err := db.ParseWritePolicy(p.Policy)
 	if err != nil {
 		panic(err) // checked by who read it
@@ -129,25 +137,24 @@ func Run(p *Program, s *Scheduler, scratch string) *Outcome {
 	w.disk.root.link("d", newDir())
 	w.disk.root.syncNames()
 	w.options = db.Options{
-		WritePolicy: policy, RAMBytes: p.RAM, DiskBytes: p.Disk, ReplayBytes: max(p.Replay, 64<<10), SegmentBytes: 1 << 20,
+		WritePolicy: policy, RAMBytes: max(p.RAM, 1<<20), DiskBytes: max(p.Disk, 0), ReplayBytes: max(p.Replay, 64<<10), SegmentBytes: 1 << 20,
 		SupersedeGrace: time.Duration(max(p.Grace, 1)) * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 		MeterProvider: metricnoop.NewMeterProvider(), TracerProvider: tracenoop.NewTracerProvider(),
 	}
 	w.budget = p.Disk > 0
+	w.disk.Buffered = !p.Direct
 	if s != nil {
 		s.Seed(p.Seed)
 	}
-	w.out.Violation = w.run()
-	w.out.Calls += w.disk.Calls()
-	w.out.Trace = w.out.Trace*31 + w.disk.Trace()
-	return w.out
+	return w
 }
 
 func (w *World) fail(format string, args ...any) {
 	panic(&Violation{w.step, fmt.Sprintf(format, args...)})
 }
 
-func (w *World) run() (found *Violation) {
+// guarded calls fn and gives the violation that it ran into.
+func (w *World) guarded(fn func()) (found *Violation) {
 	defer func() {
 		p := recover()
 		v, ok := p.(*Violation)
@@ -158,23 +165,27 @@ func (w *World) run() (found *Violation) {
 		w.disk.End()
 		w.abandon()
 	}()
+	fn()
+	return nil
+}
+
+func (w *World) run() {
 	w.adopt(w.disk)
 	if !w.open() {
-		return nil
+		return
 	}
 	for i := range w.program.Steps {
 		w.step = i
 		s := &w.program.Steps[i]
 		w.out.Steps[s.Do]++
 		if !w.take(s) {
-			return nil // the database is damaged beyond opening, and says so
+			return // the database is damaged beyond opening, and says so
 		}
 	}
 	w.step = len(w.program.Steps)
-	if w.crashing != nil && !w.recover() {
-		return nil
+	if w.crashing != nil {
+		w.recover()
 	}
-	return nil
 }
 
 // take does one step and checks everything. If the crash that is armed comes in between, it goes on from there. false ends the
@@ -285,8 +296,8 @@ func (w *World) recover() bool {
 		w.abandon()
 		w.out.Calls += old.Calls()
 		w.out.Trace = w.out.Trace*31 + old.Trace()
-		if Debug != nil {
-			fmt.Fprintln(Debug, "crashed")
+		if trace != nil {
+			fmt.Fprintln(trace, "crashed")
 		}
 		w.noteFaults(old)
 		w.crashed, w.during = nil, nil
@@ -391,9 +402,8 @@ func (w *World) open() bool {
 			panic(stop{})
 		}
 		if err == nil {
-			w.opened = true
 			if !w.options.ReadOnly {
-				w.model.Synced() // an open makes durable what it found
+				w.model.Opened()
 			}
 			return true
 		}
@@ -465,12 +475,12 @@ func (w *World) do(relax func(m *Model), call func() error, ack func(m *Model)) 
 	w.classed(err)
 	switch {
 	case err == nil:
-		if Debug != nil {
-			fmt.Fprintln(Debug, "acknowledged")
+		if trace != nil {
+			fmt.Fprintln(trace, "acknowledged")
 		}
 		ack(w.model)
 	case w.sick():
-		w.model = during
+		w.model.Failed(during)
 	}
 	return err
 }
@@ -606,8 +616,8 @@ func (w *World) complete(ctx context.Context, p *publication) {
 
 // carryOut does what a step says. false ends the history.
 func (w *World) carryOut(s *Step) bool {
-	if Debug != nil {
-		fmt.Fprintf(Debug, "step %d %+v\n", w.step, *s)
+	if trace != nil {
+		fmt.Fprintf(trace, "step %d %+v\n", w.step, *s)
 	}
 	ctx := context.Background()
 	switch s.Do {
@@ -762,10 +772,37 @@ func (w *World) carryOut(s *Step) bool {
 			w.damaged = true
 			w.disorder = w.disorder || s.Area != Data
 		}
-	case "read-only", "verify":
-		return w.lookAside(ctx, s.Do)
+	case "read-only":
+		return w.lookAside(ctx)
+	case "steal":
+		return w.steal(ctx)
 	}
 	return true
+}
+
+// steal takes the lock file away, as a file system that forgets locks lets another process do. Nothing durable is acknowledged
+// after that, and the history goes on as the other process.
+func (w *World) steal(ctx context.Context) bool {
+	w.out.Checks["a stolen lock acknowledges nothing"]++
+	w.disk.mu.Lock()
+	w.disk.find(Root).link("LOCK", &node{})
+	w.disk.mu.Unlock()
+	before := w.model.Clone()
+	if g, ok := w.some(0); ok {
+		err := w.do(func(m *Model) { m.MayDrop(g) }, func() error { return w.db.Delete(ctx, g) }, func(*Model) {})
+		if err == nil {
+			w.fail("acknowledged a deletion after the lock was lost")
+		}
+		if !errors.Is(err, db.ErrFenced) && !w.sick() {
+			w.fail("after the lock was lost: %v", err)
+		}
+		before.MayDrop(g)
+	}
+	w.model = before
+	if w.crashing == nil {
+		w.crashing, w.armed = &Step{Do: "kill"}, []int{0}
+	}
+	return w.recover()
 }
 
 func ctx2s(ctx context.Context) context.Context {
@@ -826,7 +863,7 @@ func (w *World) reopen(ctx context.Context) bool {
 }
 
 // lookAside closes the database, looks at it through a read-only handle, and opens it again.
-func (w *World) lookAside(ctx context.Context, how string) bool {
+func (w *World) lookAside(ctx context.Context) bool {
 	w.close(ctx)
 	w.noteFaults(w.disk)
 	w.disk.Inject()
@@ -880,9 +917,9 @@ func (w *World) check() {
 			}
 		}
 	}
-	if Debug != nil {
+	if trace != nil {
 		for _, g := range sorted(listed) {
-			fmt.Fprintf(Debug, "listed %v space %d at %d durable %v\n", g, listed[g].Space, len(listed[g].Tokens), listed[g].Durable)
+			fmt.Fprintf(trace, "listed %v space %d at %d durable %v\n", g, listed[g].Space, len(listed[g].Tokens), listed[g].Durable)
 		}
 	}
 	w.model.Saw(listed)
@@ -894,6 +931,9 @@ func (w *World) check() {
 		return
 	}
 	for space := range w.spaces {
+		if w.narrow && space > 0 {
+			break
+		}
 		for _, tokens := range w.walks {
 			w.out.Checks["lookup is the longest"]++
 			m, err := w.db.Lookup(ctx, w.sequence(space, tokens), db.LookupOptions{})
@@ -915,6 +955,16 @@ func (w *World) check() {
 	s, err := w.db.Stats()
 	if err != nil {
 		w.fail("stats: %v", err)
+	}
+	w.out.Checks["what is held stays as it is"]++
+	for _, r := range w.held {
+		for rank := 0; r.Pages(rank) != nil; rank++ {
+			for _, p := range r.Pages(rank) {
+				if err := Verify(p.Bytes, p.Key, rank); err != nil {
+					w.fail("wrong bytes under a lease: %v", err)
+				}
+			}
+		}
 	}
 	w.out.Checks["nothing is left held"]++
 	alive := 0

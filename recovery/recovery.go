@@ -23,6 +23,7 @@ import (
 	"slices"
 
 	"github.com/holdfast-db/holdfast/txn"
+	"github.com/holdfast-db/holdfast/txn/mutant"
 )
 
 // Catalogue is the index under recovery. Nobody else uses it meanwhile.
@@ -93,6 +94,9 @@ func Replay(ctx context.Context, l Log, c Catalogue) (r ReplayReport, err error)
 		return nil
 	}
 	err = l.Replay(ctx, applied+1, func(lsn txn.LSN, kind byte, payload []byte) error {
+		if mutant.On("a record is not replayed") && lsn%7 == 3 {
+			return nil
+		}
 		record, err := txn.Decode(txn.Kind(kind), payload)
 		if err != nil {
 			return fmt.Errorf("recovery: LSN %d: %w", lsn, err)

@@ -3,6 +3,8 @@ package txn
 import (
 	"fmt"
 	"slices"
+
+	"github.com/holdfast-db/holdfast/txn/mutant"
 )
 
 // RecordBytesMax bounds the encoded size of one record.
@@ -75,7 +77,7 @@ func DecidePublish(v Reader, in *PublishIntent) (*Publish, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !listed.IsZero() {
+	if !listed.IsZero() && !mutant.On("what is replaced stays listed") {
 		r.Replaced = []Generation{listed}
 	}
 	var l lineage

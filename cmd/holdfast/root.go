@@ -34,7 +34,7 @@ of 1000).
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ", ".FlagUsagesWrapped 80 "))
 	root.PersistentFlags().Bool("json", false, "print the result as one JSON object on standard output")
 	root.AddCommand(newReplayCommand(), newReplayChildCommand(), newBenchCommand(), newVersionCommand())
-	root.AddCommand(newVerifyCommand(), newRecoverCommand(), newSalvageCommand(), newScrubCommand(), newGPUCommand())
+	root.AddCommand(newVerifyCommand(), newRecoverCommand(), newSalvageCommand(), newScrubCommand(), newGPUCommand(), newCrashCommand(), newCrashWorkerCommand())
 	return root
 }
 

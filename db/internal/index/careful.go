@@ -1,42 +1,190 @@
 package index
 
 import (
+	"errors"
+	"fmt"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/holdfast-db/holdfast/txn/mutant"
 )
 
-// careful is the file system that Pebble gets.
+// careful is the file system that Pebble gets. It makes up for three things:
 //
-// Pebble makes a manifest, writes and syncs it, and makes a marker file that names it; then it syncs the directory. Nothing
-// says that of two names that were made since the last sync of a directory the first survives if the second does, so a
-// power failure in between may leave a marker of a manifest that is not there, and no index that opens. So the directory
-// is synced before a marker is made as well.
-type careful struct{ vfs.FS }
+//   - Pebble makes a manifest, syncs it, makes a marker file that names it, and syncs the directory. Nothing says that of two
+//     names made since the last sync of a directory the first survives if the second does, so a power failure in between may leave
+//     a marker of a manifest that is not there, and no index that opens. The directory is synced before a marker is made as well.
+//   - A flush or compaction that fails is begun again at once, for ever, at the price of a core. What fails makes the next file
+//     wait, twice as long each time, up to pauseMax.
+//   - A manifest that cannot be written is fatal to Pebble, in a goroutine of its own. It marks the index as broken instead:
+//     nothing is committed any more, what is there can be read, and the next open recovers.
+type careful struct {
+	vfs.FS
+	broken  chan struct{} // closed by the first failure of a manifest
+	closing chan struct{} // closed by Close
 
-const markerPrefix = "marker."
-
-// Create implements vfs.FS.
-func (c careful) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
-	if base := c.PathBase(name); strings.HasPrefix(base, markerPrefix) {
-		if err := c.syncDir(c.PathDir(name)); err != nil {
-			return nil, err
-		}
-	}
-	return c.FS.Create(name, category)
+	mu       sync.Mutex // guards what follows
+	opened   bool
+	why      error // of broken
+	last     error // of the last failure
+	failures int   // in a row
 }
 
-func (c careful) syncDir(dir string) error {
-	d, err := c.OpenDir(dir)
-	if err != nil {
-		return err
-	}
-	err = d.Sync()
-	if e := d.Close(); err == nil {
-		err = e
+const (
+	markerPrefix   = "marker."
+	manifestPrefix = "MANIFEST-"
+
+	pauseMin = 10 * time.Millisecond
+	pauseMax = time.Second
+	// flushFailuresMax is how many failures in a row Flush waits for.
+	flushFailuresMax = 6
+)
+
+func newCareful(below vfs.FS) *careful {
+	return &careful{FS: below, broken: make(chan struct{}), closing: make(chan struct{})}
+}
+
+// note counts a success or a failure.
+func (c *careful) note(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil {
+		c.failures = 0
+	} else {
+		c.failures++
+		c.last = err
 	}
 	return err
 }
 
+// fail marks the index as broken.
+func (c *careful) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.why == nil {
+		c.why = fmt.Errorf("index: manifest: %w", classify(err))
+		close(c.broken)
+	}
+}
+
+// err is why the index is broken; nil while it is not.
+func (c *careful) err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.why
+}
+
+// failing gives the failures in a row, and the last of them.
+func (c *careful) failing() (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.failures, c.last
+}
+
+// wait holds a new file up after a failure, and for good in an index that is broken.
+func (c *careful) wait() error {
+	c.mu.Lock()
+	why, n, opened := c.why, c.failures, c.opened
+	c.mu.Unlock()
+	if why != nil {
+		if opened {
+			<-c.closing
+		}
+		return why
+	}
+	if n == 0 || !opened {
+		return nil
+	}
+	timer := time.NewTimer(min(pauseMin<<min(n-1, 10), pauseMax))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.closing:
+	}
+	return nil
+}
+
+// Create implements vfs.FS.
+func (c *careful) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	base := c.PathBase(name)
+	if strings.HasPrefix(base, markerPrefix) && !mutant.On("directory of the index is not synced before a marker") {
+		if err := c.syncDir(c.PathDir(name)); err != nil {
+			return nil, err
+		}
+	} else if err := c.wait(); err != nil {
+		return nil, err
+	}
+	f, err := c.FS.Create(name, category)
+	if err != nil {
+		return nil, c.note(err)
+	}
+	return &carefulFile{f, c, strings.HasPrefix(base, manifestPrefix)}, nil
+}
+
+func (c *careful) syncDir(dir string) error {
+	d, err := c.FS.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
 // Unwrap implements vfs.FS.
-func (c careful) Unwrap() vfs.FS { return c.FS }
+func (c *careful) Unwrap() vfs.FS { return c.FS }
+
+// carefulFile tells of what failed.
+type carefulFile struct {
+	vfs.File
+	c        *careful
+	manifest bool
+}
+
+func (f *carefulFile) told(err error) error {
+	if err != nil && f.manifest {
+		f.c.fail(err)
+	}
+	return f.c.note(err)
+}
+
+// Write implements vfs.File.
+func (f *carefulFile) Write(b []byte) (int, error) {
+	n, err := f.File.Write(b)
+	if err != nil {
+		err = f.told(err)
+	}
+	return n, err
+}
+
+// Sync implements vfs.File.
+func (f *carefulFile) Sync() error { return f.told(f.File.Sync()) }
+
+// SyncData implements vfs.File.
+func (f *carefulFile) SyncData() error { return f.told(f.File.SyncData()) }
+
+// Flush makes everything applied durable. It does not wait for a disk that fails again and again.
+func (x *Index) Flush() error {
+	done, err := x.AsyncFlush()
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(pauseMin)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return nil
+		case <-x.careful.broken:
+			return x.careful.err()
+		case <-tick.C:
+			if n, err := x.careful.failing(); n >= flushFailuresMax {
+				return fmt.Errorf("index: not flushed, tried %d times: %w", n, classify(err))
+			}
+		}
+	}
+}
+
+// Err is why nothing can be committed any more, nil while the index works.
+func (x *Index) Err() error { return x.careful.err() }

@@ -51,11 +51,12 @@ type Options struct {
 
 // Index is the catalogue on disk. Reading is safe from any number of goroutines; batches belong to one goroutine at a time.
 type Index struct {
-	db     *pebble.DB
-	cache  *pebble.Cache
-	dir    string
-	fs     vfs.FS
-	tables sstable.ReaderOptions
+	db      *pebble.DB
+	careful *careful
+	cache   *pebble.Cache
+	dir     string
+	fs      vfs.FS
+	tables  sstable.ReaderOptions
 }
 
 // Open opens or creates the index in dir.
@@ -78,9 +79,10 @@ func Open(dir string, o Options) (x *Index, err error) {
 		}
 		o.FS = s
 	}
+	guard := newCareful(o.FS)
 	cache := pebble.NewCache(cacheBytes)
 	opts := &pebble.Options{
-		FS:                          careful{o.FS},
+		FS:                          guard,
 		Cache:                       cache,
 		DisableWAL:                  true,
 		FormatMajorVersion:          FormatVersion,
@@ -89,7 +91,7 @@ func Open(dir string, o Options) (x *Index, err error) {
 		L0CompactionThreshold:       4,
 		L0StopWritesThreshold:       24,
 		MaxOpenFiles:                openTables,
-		Logger:                      pebbleLog{o.Logger},
+		Logger:                      pebbleLog{o.Logger, guard},
 		// By default Pebble calls a block that fails its checksum fatal. Here it is the error of whoever reads it.
 		EventListener: &pebble.EventListener{DataCorruption: func(info pebble.DataCorruptionInfo) {
 			o.Logger.Error("index", "file", info.Path, "damage", info.Details)
@@ -104,18 +106,19 @@ func Open(dir string, o Options) (x *Index, err error) {
 		cache.Unref()
 		return nil, fmt.Errorf("index %s: %w", dir, classify(err))
 	}
-	return &Index{db: db, cache: cache, dir: dir, fs: o.FS, tables: opts.MakeReaderOptions()}, nil
+	guard.mu.Lock()
+	guard.opened = true
+	guard.mu.Unlock()
+	return &Index{db: db, careful: guard, cache: cache, dir: dir, fs: o.FS, tables: opts.MakeReaderOptions()}, nil
 }
 
 // Close closes the index. What was not flushed is dropped, and replayed from the log at the next open.
 func (x *Index) Close() error {
+	close(x.careful.closing)
 	err := x.db.Close()
 	x.cache.Unref()
 	return classify(err)
 }
-
-// Flush makes everything applied durable.
-func (x *Index) Flush() error { return classify(x.db.Flush()) }
 
 // AsyncFlush begins to make everything applied so far durable; the channel is closed once it is.
 func (x *Index) AsyncFlush() (<-chan struct{}, error) {
@@ -308,7 +311,10 @@ func classify(err error) error {
 }
 
 // pebbleLog passes on what Pebble has to complain about; its running commentary is dropped.
-type pebbleLog struct{ log *slog.Logger }
+type pebbleLog struct {
+	log     *slog.Logger
+	careful *careful
+}
 
 func (pebbleLog) Infof(string, ...any) {}
 
@@ -317,8 +323,13 @@ func (l pebbleLog) Errorf(format string, args ...any) {
 }
 
 // Fatalf is called by Pebble where it cannot go on, such as a manifest that cannot be written. The process is not ended:
-// Pebble panics by itself if this returns, which the committer turns into an error of class ErrIO.
+// where a manifest failed, Pebble goes on with the error, and the index is broken; anything else panics, which the committer
+// turns into an error of class ErrIO.
 func (l pebbleLog) Fatalf(format string, args ...any) {
+	if l.careful.err() != nil {
+		l.log.Error("index", "message", fmt.Sprintf(format, args...))
+		return
+	}
 	panic(fatal(fmt.Sprintf(format, args...)))
 }
 

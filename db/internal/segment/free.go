@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/holdfast-db/holdfast/txn"
+	"github.com/holdfast-db/holdfast/txn/mutant"
 )
 
 // Free gives back the disk blocks of pages that nothing refers to any more, by punching holes. Freeing a place again, or
@@ -79,7 +80,11 @@ func holes(places []txn.Placement, size int64) []hole {
 	var hs []hole
 	var from, to int64 // covered without a gap
 	add := func() {
-		if h := (hole{roundUp(from, blockBytes), to &^ (blockBytes - 1)}); h.from < h.to {
+		h := hole{roundUp(from, blockBytes), to &^ (blockBytes - 1)}
+		if mutant.On("holes take the neighbours with them") {
+			h = hole{from &^ (blockBytes - 1), roundUp(to, blockBytes) + blockBytes}
+		}
+		if h.from < h.to {
 			hs = append(hs, h)
 		}
 	}
