@@ -195,14 +195,16 @@ func pathError(op, p string, err error) error { return &fs.PathError{Op: op, Pat
 // change counts a call, waits for its turn, and carries it out unless a fault says otherwise. With part, a write happens by half.
 func (d *Disk) change(c Call, do func() error) error {
 	// Pebble holds mutexes over calls that its other goroutines want, so what it does happens at once, before the next of the
-	// others gets its turn. But it removes files in a goroutine that holds nothing.
-	background := c.Op == "remove" && !strings.HasPrefix(path.Base(c.Path), "marker.")
-	if s := d.Schedule; s != nil && (areaOf(c.Path) != Index || background) && !d.over() {
+	// others gets its turn. It removes files when it gets round to it, which depends on the clock of the machine: that is
+	// no call that is counted, or that a crash may be set to.
+	inIndex := areaOf(c.Path) == Index
+	counted := !inIndex || c.Op != "remove"
+	if s := d.Schedule; s != nil && !inIndex && !d.over() {
 		s.turn(c)
 	}
 	d.mu.Lock()
 	fault := d.strike(c.Op, c.Path)
-	if !d.ended {
+	if counted && !d.ended {
 		if d.Before != nil {
 			d.Before(d, c)
 		}
@@ -488,11 +490,11 @@ func (d *Disk) clone() *Disk {
 	return &Disk{root: copyOf(d.root), locks: map[string]bool{}, Schedule: d.Schedule, Buffered: d.Buffered}
 }
 
-// Choice decides what a power failure keeps. The effects are asked for in an order that depends on nothing but the disk.
+// Choice decides what a power failure keeps, one effect after the other.
 type Choice interface {
 	Keep(what string) bool
-	// Sector decides about a sector of the block written last: 0 keep, 1 lose, 2 rubbish.
-	Sector() int
+	// Sector decides about a sector of the block that was written last: 0 keep, 1 lose, 2 rubbish.
+	Sector(what string) int
 }
 
 // PowerCut takes back what the choice does not keep. What is left is durable.
@@ -546,7 +548,7 @@ func (n *node) powerCutFile(p string, c Choice) {
 			continue
 		}
 		if i == last && e.data != nil {
-			e.data = e.tear(blocks, c)
+			e.data = e.tear(p, blocks, c)
 		}
 		blocks, size = e.apply(blocks, size)
 	}
@@ -554,8 +556,9 @@ func (n *node) powerCutFile(p string, c Choice) {
 	n.durable, n.durableSize, n.pending, n.reserved = slices.Clone(n.blocks), size, nil, 0
 }
 
-// tear gives the block of an effect with the sectors that were written decided about one by one.
-func (e *effect) tear(blocks []*block, c Choice) *block {
+// tear gives the block of an effect with the sectors that were written decided about one by one. What a write leaves as it was is
+// never rubbish: every log that appends to the end of a sector relies on that.
+func (e *effect) tear(p string, blocks []*block, c Choice) *block {
 	var old block
 	if e.block < len(blocks) && blocks[e.block] != nil {
 		old = *blocks[e.block]
@@ -563,12 +566,14 @@ func (e *effect) tear(blocks []*block, c Choice) *block {
 	fresh := *e.data
 	for s := e.from &^ (sectorBytes - 1); s < e.to; s += sectorBytes {
 		from, to := max(s, e.from), min(s+sectorBytes, e.to)
-		switch c.Sector() {
+		switch c.Sector(fmt.Sprint(p, e.block, s)) {
 		case 1:
 			copy(fresh[from:to], old[from:to])
 		case 2:
 			for i := from; i < to; i++ {
-				fresh[i] ^= byte(0x5a + i*7)
+				if fresh[i] != old[i] {
+					fresh[i] ^= byte(0x5a + i*7)
+				}
 			}
 		}
 	}
@@ -584,29 +589,35 @@ func (d *Disk) Pending() int {
 
 type counting struct{ n int }
 
-func (c *counting) Keep(string) bool { c.n++; return true }
-func (c *counting) Sector() int      { return 0 }
+func (c *counting) Keep(string) bool  { c.n++; return true }
+func (c *counting) Sector(string) int { return 0 }
 
-// RandomChoice keeps effects with a share that is drawn once, so that nearly all and nearly nothing happen as well.
+// RandomChoice keeps effects with a share that is drawn once, so that nearly all and nearly nothing happen as well. What becomes of
+// an effect depends on the seed and on the effect.
 func RandomChoice(seed uint64) Choice {
 	rng := rand.New(rand.NewPCG(seed, 0x706f776572))
-	return &randomChoice{rng: rng, share: []float64{0, 0.1, 0.5, 0.9, 1}[rng.IntN(5)], torn: rng.IntN(3)}
+	return &randomChoice{seed: seed, share: []uint64{0, 1, 5, 9, 10}[rng.IntN(5)], torn: rng.Uint64N(3), seen: map[string]uint64{}}
 }
 
 type randomChoice struct {
-	rng   *rand.Rand
-	share float64
-	torn  int
+	seed, share, torn uint64
+	seen              map[string]uint64
 }
 
-func (c *randomChoice) Keep(string) bool { return c.rng.Float64() < c.share }
-
-func (c *randomChoice) Sector() int {
-	if c.torn == 0 {
-		return 0
+func (c *randomChoice) draw(what string) uint64 {
+	c.seen[what]++
+	h := c.seed ^ c.seen[what]*0x9E3779B97F4A7C15
+	for _, b := range []byte(what) {
+		h = (h ^ uint64(b)) * 1099511628211
 	}
-	return c.rng.IntN(c.torn + 1)
+	h ^= h >> 31
+	h *= 0xBF58476D1CE4E5B9
+	return h >> 33
 }
+
+func (c *randomChoice) Keep(what string) bool { return c.draw(what)%10 < c.share }
+
+func (c *randomChoice) Sector(what string) int { return int(c.draw(what) % (c.torn + 1)) }
 
 // subset keeps the first effects as its bits say, and all of the rest or none.
 type subset struct {
@@ -622,7 +633,7 @@ func (s *subset) Keep(string) bool {
 	return s.bits>>(s.n-1)&1 == 1
 }
 
-func (s *subset) Sector() int { return 0 }
+func (s *subset) Sector(string) int { return 0 }
 
 // Files gives the paths of all files in an area, sorted.
 func (d *Disk) Files(area Area) (paths []string) {

@@ -28,6 +28,9 @@ type crashResult struct {
 // crashWorker is the hidden command of a worker process.
 const crashWorker = "crash-worker"
 
+// crashReplays is how often a history is run again at most until it shows its violation.
+const crashReplays = 10
+
 // crashShrinkTries bounds the programs that are run to make one smaller.
 const crashShrinkTries = 300
 
@@ -126,7 +129,7 @@ is made smaller and written to a file, which --replay runs again.
 	f.DurationVar(&o.duration, "duration", 0, "stop after this time; a minute, if no count is given")
 	f.Int64Var(&o.count, "count", 0, "stop after so many crashes")
 	f.Uint64Var(&o.seed, "seed", 1, "seed of the first history; the others follow")
-	f.StringVar(&o.replay, "replay", "", "run the history in this file once")
+	f.StringVar(&o.replay, "replay", "", "run the history in this file, up to ten times")
 	f.StringVar(&o.out, "out", "", "write the history of a violation to this file")
 	f.IntVar(&o.parallel, "parallel", runtime.NumCPU(), "histories at a time, each in a process of its own")
 	f.BoolVar(&o.exhaustive, "exhaustive", false, "instead of generated histories, every small one, cut off everywhere")
@@ -139,9 +142,14 @@ func replayCrash(c *cobra.Command, campaign *fuzz.Campaign, path string) error {
 		return usageError(err)
 	}
 	begun := time.Now()
-	o, err := campaign.Replay(c.Context(), p)
-	if err != nil {
-		return databaseError(err)
+	var o *fuzz.Outcome
+	for range crashReplays { // what goroutines do between two calls of the disk is not decided by the seed
+		if o, err = campaign.Replay(c.Context(), p); err != nil {
+			return databaseError(err)
+		}
+		if o.Violation != nil {
+			break
+		}
 	}
 	r := crashResult{Parallel: 1, File: path}
 	r.Totals = fuzz.Totals{
