@@ -61,6 +61,9 @@ func (d *DB) checkTiers(live map[uint64]segmentLive) error {
 	if used := d.arena.Usage().Used; used != ram {
 		return fmt.Errorf("db: %d bytes of RAM are in use, the pages there take %d: %w", used, ram, ErrCorrupt)
 	}
+	if d.options.ReadOnly {
+		return nil // what is given up in memory only keeps its space on disk
+	}
 	var disk int64
 	for n, l := range live {
 		disk += l.bytes

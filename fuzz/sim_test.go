@@ -93,3 +93,20 @@ func TestPowerCutKeepsWhatWasSynced(t *testing.T) {
 	}
 	require.Equal(t, want, seen)
 }
+
+// Histories that once broke a promise, by the name of the invariant, break none any more.
+func TestFoundHistoriesKeepThePromise(t *testing.T) {
+	paths, err := filepath.Glob("testdata/programs/*.json")
+	require.NoError(t, err)
+	require.NotEmpty(t, paths)
+	for _, path := range paths {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".json"), func(t *testing.T) {
+			p, err := ReadProgram(path)
+			require.NoError(t, err)
+			o, err := campaign(t, 1).Replay(context.Background(), p)
+			require.NoError(t, err)
+			require.Nil(t, o.Violation)
+			require.Positive(t, o.Cycles)
+		})
+	}
+}
