@@ -106,7 +106,7 @@ func TestFoundHistoriesKeepThePromise(t *testing.T) {
 			o, err := campaign(t, 1).Replay(context.Background(), p)
 			require.NoError(t, err)
 			require.Nil(t, o.Violation)
-			require.Positive(t, o.Cycles)
+			require.Positive(t, o.Calls)
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -121,7 +122,7 @@ func (c *careful) Create(name string, category vfs.DiskWriteCategory) (vfs.File,
 	if err != nil {
 		return nil, c.note(err)
 	}
-	return &carefulFile{f, c, strings.HasPrefix(base, manifestPrefix)}, nil
+	return &carefulFile{File: f, c: c, manifest: strings.HasPrefix(base, manifestPrefix)}, nil
 }
 
 func (c *careful) syncDir(dir string) error {
@@ -140,11 +141,17 @@ type carefulFile struct {
 	vfs.File
 	c        *careful
 	manifest bool
+	failed   atomic.Bool // once: what goes well with it after that says nothing
 }
 
 func (f *carefulFile) told(err error) error {
 	if err != nil && f.manifest {
 		f.c.fail(err)
+	}
+	if err != nil {
+		f.failed.Store(true)
+	} else if f.failed.Load() {
+		return nil
 	}
 	return f.c.note(err)
 }
