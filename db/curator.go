@@ -19,7 +19,7 @@ type curator struct {
 	grace time.Duration
 	wake  chan struct{}
 
-	turn sync.Mutex // held over work: what was noted before a call of it is recorded when it returns
+	turn longLock // held over work: what was noted before a call of it is recorded when it returns
 
 	mu       sync.Mutex // guards what follows
 	youngest Generation // the last one that was listed or marked as used: finding it changes nothing
@@ -42,7 +42,7 @@ type gracedCheckpoints struct {
 const foundMax = 4096
 
 func newCurator(d *DB, grace time.Duration) *curator {
-	return &curator{db: d, grace: grace, wake: make(chan struct{}, 1), found: map[foundCheckpoint]bool{}}
+	return &curator{db: d, grace: grace, turn: newLongLock(), wake: make(chan struct{}, 1), found: map[foundCheckpoint]bool{}}
 }
 
 func (c *curator) signal() {

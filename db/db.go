@@ -105,7 +105,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 			}
 		}
 	}()
-	if d.dir, err = takeDirectory(dir, o.ReadOnly); err != nil {
+	if d.dir, err = takeDirectory(d.options.storage.Directory, dir, o.ReadOnly); err != nil {
 		return nil, err
 	}
 	undo = append(undo, d.dir.close)
@@ -116,7 +116,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 	if err = d.dir.checkParts(); err != nil {
 		return nil, err
 	}
-	if d.index, err = index.Open(d.dir.join(indexName), index.Options{Logger: o.Logger, ReadOnly: o.ReadOnly}); err != nil {
+	if d.index, err = index.Open(d.dir.join(indexName), index.Options{FS: d.options.storage.Index, Logger: o.Logger, ReadOnly: o.ReadOnly}); err != nil {
 		return nil, fmt.Errorf("db: %w", err)
 	}
 	undo = append(undo, d.index.Close)
@@ -160,7 +160,8 @@ func (d *DB) openLog(ctx context.Context) (err error) {
 		return err
 	}
 	d.log, err = wal.Open(d.dir.join(walName), wal.Options{
-		FirstLSN: applied + 1, Fence: d.dir.check, FS: d.options.walFS, Logger: d.options.Logger, ReadOnly: d.options.ReadOnly,
+		RotateBytes: min(wal.RotateBytesDefault, d.options.ReplayBytes),
+		FirstLSN:    applied + 1, Fence: d.dir.check, FS: d.options.walFS, Logger: d.options.Logger, ReadOnly: d.options.ReadOnly,
 	})
 	if err != nil {
 		return fmt.Errorf("db: %w", err)

@@ -79,6 +79,8 @@ type Options struct {
 	ReadOnly bool
 	// Faults makes the payload files misbehave; nil, as it should be but for tests, is none.
 	Faults *Faults
+	// Storage is the file system under the database; nil is the operating system's. It is for tests of the database itself.
+	Storage *Storage
 	// Logger receives what an operator should see; nil is slog.Default().
 	Logger *slog.Logger
 	// MeterProvider and TracerProvider take metrics and spans; nil is the global one.
@@ -88,6 +90,7 @@ type Options struct {
 	// The file systems of log and segments; nil is the operating system's. Tests inject faults here.
 	walFS     wal.FS
 	segmentFS segment.FS
+	storage   Storage // Storage, with what it leaves out
 }
 
 // Defaults and limits of Options.
@@ -144,6 +147,18 @@ func (o Options) withDefaults() (Options, error) {
 		if err := checkNumber(c.field, c.value, c.lo, c.hi); err != nil {
 			return o, err
 		}
+	}
+	if o.Storage != nil {
+		o.storage = *o.Storage
+	}
+	if o.storage.Directory == nil {
+		o.storage.Directory = osDirectory{}
+	}
+	if o.walFS == nil {
+		o.walFS = o.storage.Log
+	}
+	if o.segmentFS == nil {
+		o.segmentFS = o.storage.Segments
 	}
 	if err := o.Faults.validate(); err != nil {
 		return o, err

@@ -105,7 +105,7 @@ type Publication struct {
 	bases   map[txn.Key]bool
 	custody []*page // pinned; dropped from the catalogue since it began
 
-	mu         sync.Mutex // guards what follows; held over the final commit, so that its outcome is known to every caller
+	mu         longLock // guards what follows; held over the final commit, so that its outcome is known to every caller
 	attempt    *txn.Attempt
 	slots      map[slotID]*Slot
 	listed     bool        // before it began, or by it
@@ -316,7 +316,7 @@ func (d *DB) newPublication(r *PublishRequest) (*Publication, error) {
 	}
 	ended, interrupt := context.WithCancelCause(context.Background())
 	return &Publication{
-		db: d, manifest: m, sequence: seq, ended: ended, interrupt: interrupt, layout: layout, gen: m.Generation(), durable: r.Durable || d.options.WritePolicy == WriteThrough,
+		db: d, manifest: m, sequence: seq, mu: newLongLock(), ended: ended, interrupt: interrupt, layout: layout, gen: m.Generation(), durable: r.Durable || d.options.WritePolicy == WriteThrough,
 		byKey: map[txn.Key]bool{}, transfers: map[int]int{}, bases: map[txn.Key]bool{}, slots: map[slotID]*Slot{},
 	}, nil
 }
