@@ -274,32 +274,39 @@ const retireAtOnce = 1024
 // retireAll retires and deletes checkpoints, in as many records as it takes. What is retired already is deleted; what is gone
 // is passed over.
 func (d *DB) retireAll(ctx context.Context, gens []Generation, reason txn.Reason) error {
+	return d.retireThose(ctx, gens, reason, func(*txn.State) bool { return true })
+}
+
+// retireThose is retireAll for those of the checkpoints whose state, when the turn has come, is such.
+func (d *DB) retireThose(ctx context.Context, gens []Generation, reason txn.Reason, such func(*txn.State) bool) error {
 	for len(gens) > 0 {
 		n := min(len(gens), retireAtOnce)
 		some := gens[:n]
 		gens = gens[n:]
+		those := func(v txn.Reader, status txn.Status) (found []Generation, err error) {
+			for _, g := range some {
+				if s, err := txn.ReadState(v, g); err != nil {
+					return nil, err
+				} else if s != nil && s.Status == status && such(s) {
+					found = append(found, g)
+				}
+			}
+			return found, nil
+		}
 		err := d.committer.commitEssential(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
-			rec, err := txn.DecideRetire(v, some, reason, true, false)
-			if rec == nil || err != nil {
+			listed, err := those(v, txn.Listed)
+			if err != nil {
 				return nil, err
 			}
-			return rec, nil
+			return optional(txn.DecideRetire(v, listed, reason, true, false))
 		}})
 		if err == nil {
 			err = d.committer.commitEssential(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
-				var left []Generation
-				for _, g := range some {
-					if s, err := txn.ReadState(v, g); err != nil {
-						return nil, err
-					} else if s != nil && s.Status == txn.Retired {
-						left = append(left, g)
-					}
-				}
-				rec, err := txn.DecideDelete(v, left)
-				if rec == nil || err != nil {
+				left, err := those(v, txn.Retired)
+				if err != nil {
 					return nil, err
 				}
-				return rec, nil
+				return optional(txn.DecideDelete(v, left))
 			}})
 		}
 		if err != nil {

@@ -85,7 +85,7 @@ func (d *DB) newUnproven(plan *recovery.Plan, since txn.LSN, orphans []uint64, t
 	undurable := plan.Undurable
 	add(StageUndurable, len(undurable), func(ctx context.Context, s *stage) error {
 		some := undurable[s.done:min(s.done+unprovenAtOnce, s.total)]
-		if err := d.retireAll(ctx, some, txn.ReasonNotDurable); err != nil {
+		if err := u.retire(ctx, some, txn.ReasonNotDurable); err != nil {
 			return err
 		}
 		s.done += int64(len(some))
@@ -118,6 +118,11 @@ func (d *DB) newUnproven(plan *recovery.Plan, since txn.LSN, orphans []uint64, t
 	return u
 }
 
+// retire retires and deletes those of the checkpoints that have not been published anew since the open.
+func (u *unproven) retire(ctx context.Context, gens []Generation, reason txn.Reason) error {
+	return u.db.retireThose(ctx, gens, reason, func(s *txn.State) bool { return s.Published <= u.since })
+}
+
 // lost looks through one part of the pages.
 func (u *unproven) lost(ctx context.Context, s *stage, damaged []recovery.SegmentDamage) error {
 	snapshot := u.db.index.Snapshot()
@@ -125,7 +130,7 @@ func (u *unproven) lost(ctx context.Context, s *stage, damaged []recovery.Segmen
 	if err = errors.Join(err, snapshot.Close()); err != nil {
 		return err
 	}
-	if err := u.db.retireAll(ctx, gens, txn.ReasonLost); err != nil {
+	if err := u.retire(ctx, gens, txn.ReasonLost); err != nil {
 		return err
 	}
 	u.note(func(r *RecoveryReport) {
@@ -156,7 +161,7 @@ func (u *unproven) stale(ctx context.Context, s *stage) error {
 	if err = errors.Join(err, snapshot.Close()); err != nil {
 		return err
 	}
-	if err := u.db.retireAll(ctx, gens, txn.ReasonNotDurable); err != nil {
+	if err := u.retire(ctx, gens, txn.ReasonNotDurable); err != nil {
 		return err
 	}
 	u.note(func(r *RecoveryReport) { r.NotDurable += len(gens) })
@@ -394,10 +399,10 @@ func (u *unproven) settle(ctx context.Context, gens []Generation) error {
 	if err := snapshot.Close(); err != nil {
 		return err
 	}
-	if err := u.db.retireAll(ctx, undurable, txn.ReasonNotDurable); err != nil {
+	if err := u.retire(ctx, undurable, txn.ReasonNotDurable); err != nil {
 		return err
 	}
-	return u.db.retireAll(ctx, lost, txn.ReasonLost)
+	return u.retire(ctx, lost, txn.ReasonLost)
 }
 
 // progress gives what tells Options.OpenProgress: every stage, and within one a few times a second at most.

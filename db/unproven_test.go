@@ -161,7 +161,7 @@ func TestDamageThatTheBudgetDoesNotCoverIsNotListed_FSA09_B26(t *testing.T) {
 	other := seqOf(t, ns, tokens(2, 700))
 	third, _ := publish(t, d, other, 700)
 	places := placesOf(t, d, second, 0)
-	file := places[len(places)-1].Segment
+	file := places[2*180].Segment
 	var needs []Generation
 	for _, g := range []Generation{first, second, third} {
 		for _, at := range append(placesOf(t, d, g, 0), placesOf(t, d, g, 1)...) {
