@@ -70,6 +70,13 @@ type Options struct {
 	SegmentBytes int64
 	// ReplayBytes bounds the log that an open after a crash has to replay; 0 is DefaultReplayBytes.
 	ReplayBytes int64
+	// OpenBudget is the time after which Open serves, 0 is DefaultOpenBudget. What it has not come to by then is settled in the
+	// background, and is not listed until then. Opening the parts and replaying the log are always waited for; ReplayBytes
+	// bounds them.
+	OpenBudget time.Duration
+	// OpenProgress is told how far Open has come, on its goroutine, and after it has returned on one in the background, until
+	// StageComplete. It must not call the database. nil is nobody.
+	OpenProgress func(OpenProgress)
 	// ScrubBytesPerSecond is the rate at which page copies on disk are read and checked in the background, once a day; 0 is
 	// not at all.
 	ScrubBytesPerSecond int64
@@ -91,6 +98,8 @@ type Options struct {
 	walFS     wal.FS
 	segmentFS segment.FS
 	storage   Storage // Storage, with what it leaves out
+	// holdProof, if it is there, keeps the background from settling what Open left until it is closed.
+	holdProof <-chan struct{}
 }
 
 // Defaults and limits of Options.
@@ -104,6 +113,8 @@ const (
 	DefaultSupersedeGrace   = 300 * time.Second
 	DefaultSegmentBytes     = 256 << 20
 	DefaultReplayBytes      = 16 << 20
+	DefaultOpenBudget       = 2 * time.Second
+	MaxOpenBudget           = 24 * time.Hour
 )
 
 func (o Options) withDefaults() (Options, error) {
@@ -120,6 +131,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.LoadTimeout == 0 {
 		o.LoadTimeout = DefaultLoadTimeout
+	}
+	if o.OpenBudget == 0 {
+		o.OpenBudget = DefaultOpenBudget
 	}
 	if o.SupersedeGrace == 0 {
 		o.SupersedeGrace = DefaultSupersedeGrace
@@ -140,6 +154,7 @@ func (o Options) withDefaults() (Options, error) {
 		{"Options.SegmentBytes", o.SegmentBytes, 1 << 20, 1 << 40},
 		{"Options.ScrubBytesPerSecond", o.ScrubBytesPerSecond, 0, 1 << 50},
 		{"Options.ReplayBytes", o.ReplayBytes, 64 << 10, 1 << 32},
+		{"Options.OpenBudget", int64(o.OpenBudget), 1, int64(MaxOpenBudget)},
 		{"Options.AdmissionTimeout", int64(o.AdmissionTimeout), 1, int64(time.Hour)},
 		{"Options.LoadTimeout", int64(o.LoadTimeout), 1, int64(time.Hour)},
 		{"Options.LeaseTimeout", int64(o.LeaseTimeout), 1, int64(MaxLease)},

@@ -467,6 +467,7 @@ func (p *Publication) missing(v txn.Reader) (needs []need, bases []txn.Key, err 
 // again after the bases are registered; then it begins anew.
 func (p *Publication) claimPages(ctx context.Context) error {
 	for range claimTries {
+		unproven := p.db.unproven.active.Load()
 		snapshot := p.db.index.Snapshot()
 		state, err := txn.ReadState(snapshot, p.gen)
 		var needs []need
@@ -477,7 +478,17 @@ func (p *Publication) claimPages(ctx context.Context) error {
 				needs, bases, err = p.missing(snapshot)
 			}
 		}
+		var gone []Generation
+		if err == nil && unproven {
+			gone, err = p.db.unproven.met(snapshot, p.gen, state, bases)
+		}
 		snapshot.Close()
+		if err == nil && len(gone) > 0 {
+			p.listed = false
+			if err = p.db.unproven.settle(ctx, gone); err == nil {
+				continue
+			}
+		}
 		if err != nil || p.listed {
 			return err
 		}

@@ -215,7 +215,7 @@ func newBenchCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newBenchReplayCommand())
+	c.AddCommand(newBenchReplayCommand(), newBenchOpenCommand())
 	return c
 }
 
