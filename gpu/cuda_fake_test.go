@@ -341,7 +341,7 @@ func TestCUDAImportFromAnotherProcess(t *testing.T) {
 	byFile, err := m.e.OpenImport(t.Context(), 0, ImportHandle{File: x.file, Bytes: x.bytes})
 	require.NoError(t, err)
 
-	for _, im := range []*Import{byIPC, byFile} {
+	for _, im := range []*DeviceMemory{byIPC, byFile} {
 		clear(host)
 		m.hold()
 		up := submit(t, m.e, Batch{Direction: Store, Regions: []Region{{im.Address(), host}}})
