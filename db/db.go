@@ -204,7 +204,7 @@ func (d *DB) openTiers() (err error) {
 	}); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
-	if d.arena, err = arena.New(d.options.RAMBytes, arena.Options{}); err != nil {
+	if d.arena, err = arena.New(d.options.RAMBytes, arena.Options{Lock: pageLock(d.options.Engine, d.options.Logger)}); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
 	d.segments, err = segment.Open(d.dir.join(dataName), segment.Options{

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-db/holdfast/db/internal/segment"
+	"github.com/holdfast-db/holdfast/gpu"
 	"github.com/holdfast-db/holdfast/wal"
 )
 
@@ -84,6 +85,10 @@ type Options struct {
 	// replayed or retired is so in memory only. Several handles may be open like that, and none beside a writer. What would
 	// change the database is ErrReadOnly.
 	ReadOnly bool
+	// Engine copies between pages and device memory for Publication.FillFromDevice and Restoration.CopyToDevice; nil is none. If
+	// it copies from and to pinned memory only, as the CUDA backend does, the RAM tier is page-locked piece by piece as it
+	// grows, and a page-lock that fails counts as no room. The engine stays the caller's, who closes it after the database.
+	Engine *gpu.Engine
 	// Faults makes the payload files misbehave; nil, as it should be but for tests, is none.
 	Faults *Faults
 	// Storage is the file system under the database; nil is the operating system's. It is for tests of the database itself.
