@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"time"
@@ -29,7 +30,12 @@ type suite struct {
 
 // benchSuites are all suites in the order in which they run.
 func benchSuites() []suite {
-	return []suite{}
+	return []suite{
+		{"persist", "durable publication of what is all new", benchPersist},
+		{"restore", "restore from disk, checksums verified", benchRestore},
+		{"ram", "restore from RAM into the caller's memory", benchRAM},
+		{"publish", "publications of two new pages on 61", benchPublish},
+	}
 }
 
 // bench is what a suite has to work with.
@@ -105,6 +111,7 @@ type benchOptions struct {
 	traces   string
 	quick    bool
 	markdown bool
+	profile  string // file for a CPU profile
 }
 
 func newBenchCommand() *cobra.Command {
@@ -142,6 +149,7 @@ misses its goal is no failure of the command.
 	f.StringVar(&o.dir, "dir", o.dir, "measure the file system of `DIR` (default: where temporary files go)")
 	f.StringVar(&o.traces, "traces", o.traces, "`DIR` with recorded traces (default: HOLDFAST_TRACES, or ../shared/traces)")
 	f.BoolVar(&o.markdown, "markdown", o.markdown, "print the table of docs/benchmarks.md")
+	f.StringVar(&o.profile, "cpu-profile", o.profile, "write a CPU profile of what is measured to `FILE`")
 	c.AddCommand(newBenchReplayCommand())
 	return c
 }
@@ -193,6 +201,13 @@ func runBench(ctx context.Context, o benchOptions, words []string, stdout, stder
 		return databaseError(fmt.Errorf("make a directory: %w: %w", txn.ErrIO, err))
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
+	if o.profile != "" {
+		stop, err := profileTo(o.profile)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	r := &benchReport{Machine: describeMachine(b.dir), Quick: o.quick, Rows: []benchRow{}}
 	begun := time.Now()
 	for i, s := range suites {
@@ -230,6 +245,21 @@ func runBench(ctx context.Context, o benchOptions, words []string, stdout, stder
 		return databaseError(errors.New(strings.Join(r.Errors, "; ")))
 	}
 	return nil
+}
+
+// profileTo writes a CPU profile to a file until it is stopped.
+func profileTo(path string) (stop func(), err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return nil, usageError(fileError("create", path, err))
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, errors.Join(usageError(fmt.Errorf("--cpu-profile: %w: %w", txn.ErrConflict, err)), f.Close())
+	}
+	return func() {
+		pprof.StopCPUProfile()
+		_ = f.Close()
+	}, nil
 }
 
 // describeMachine says what the figures were measured on.

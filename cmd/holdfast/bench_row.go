@@ -30,16 +30,18 @@ type benchRow struct {
 	Note      string   `json:"note,omitempty"`
 }
 
-// goal is what a row has to reach. Its text is like "ratio >= 0.95" or "value <= 256".
+// goal is what a row has to reach. Its text is like "ratio >= 0.95" or "value <= 256". The zero goal is none: what has none is
+// there for comparison, and counts as reached.
 type goal struct {
-	of      string // goalRatio or goalValue
+	of      string // goalRatio, goalValue or goalDifference
 	atLeast bool
 	bound   float64
 }
 
 const (
-	goalRatio = "ratio"
-	goalValue = "value"
+	goalRatio      = "ratio"
+	goalValue      = "value"
+	goalDifference = "value - reference"
 )
 
 func ratioAtLeast(bound float64) goal { return goal{goalRatio, true, bound} }
@@ -47,7 +49,13 @@ func ratioAtMost(bound float64) goal  { return goal{goalRatio, false, bound} }
 func valueAtMost(bound float64) goal  { return goal{goalValue, false, bound} }
 func valueAtLeast(bound float64) goal { return goal{goalValue, true, bound} }
 
+// overReferenceAtMost bounds by how much the value is above the reference, in the unit of both.
+func overReferenceAtMost(bound float64) goal { return goal{goalDifference, false, bound} }
+
 func (g goal) String() string {
+	if g.of == "" {
+		return ""
+	}
 	sign := "<="
 	if g.atLeast {
 		sign = ">="
@@ -61,6 +69,8 @@ func (g goal) MarshalText() ([]byte, error) { return []byte(g.String()), nil }
 // reached tells whether n is as good as the goal or better. What could not be computed reaches nothing.
 func (g goal) reached(n float64) bool {
 	switch {
+	case g.of == "":
+		return true
 	case math.IsNaN(n), math.IsInf(n, 0):
 		return false
 	case g.atLeast:
@@ -104,13 +114,15 @@ func (r benchRow) noted(format string, args ...any) benchRow {
 }
 
 func (r benchRow) goalOf() float64 {
-	if r.Goal.of == goalValue {
+	switch {
+	case r.Goal.of == goalValue:
 		return r.Value
+	case r.Goal.of == goalDifference && r.Reference != nil:
+		return r.Value - *r.Reference
+	case r.Ratio != nil:
+		return *r.Ratio
 	}
-	if r.Ratio == nil {
-		return math.NaN()
-	}
-	return *r.Ratio
+	return math.NaN()
 }
 
 // quantile gives the q-quantile of samples, interpolated; NaN without any. It leaves them as they are.
@@ -182,8 +194,14 @@ func (r benchRow) cells() (cells [5]string) {
 		}
 	}
 	of := ""
-	if r.Goal.of == goalValue {
+	switch r.Goal.of {
+	case "":
+		cells[4] = "-"
+		return cells
+	case goalValue:
 		of = " " + r.Unit
+	case goalDifference:
+		of = " " + r.Unit + " above the reference"
 	}
 	sign := "≤ "
 	if r.Goal.atLeast {
