@@ -15,16 +15,18 @@ import (
 // The references that touch a device: loops that do nothing but the system calls. They use direct I/O where the file system
 // takes it, as the database does, so that neither measures the page cache.
 
-// alignedBytes gives n bytes of memory outside the Go heap, aligned to pages and resident; huge asks for huge pages, in which
-// the database has pages of a multiple of 2 MiB and no others.
+// hugePageBytes is the size of a huge page. The database has pages of a multiple of it in huge pages, where the system has
+// them, and others not; devices and caches take large pieces of memory faster, so a reference has memory of the same kind.
+const hugePageBytes = 2 << 20
+
+// alignedBytes gives n bytes of memory outside the Go heap, aligned to pages and resident; huge asks for huge pages.
 func alignedBytes(n int, huge bool) ([]byte, func(), error) {
-	const hugeBytes = 2 << 20
-	b, err := unix.Mmap(-1, 0, n+hugeBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	b, err := unix.Mmap(-1, 0, n+hugePageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, nil, fileError("map", "memory", err)
 	}
 	all := b
-	b = b[-uintptr(unsafe.Pointer(unsafe.SliceData(b)))%hugeBytes:][:n:n]
+	b = b[-uintptr(unsafe.Pointer(unsafe.SliceData(b)))%hugePageBytes:][:n:n]
 	if huge {
 		adviseHuge(b)
 	}

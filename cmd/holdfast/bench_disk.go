@@ -37,7 +37,7 @@ func (b *bench) persist(ctx context.Context, pageBytes int64, g float64) (row be
 		return row, err
 	}
 	defer remove()
-	total := int64(either(b, persistBytes, persistBytes/4))
+	total := int64(persistBytes)
 	shape := benchShape{ranks: 1, pageTokens: 16, pageBytes: pageBytes}
 	s, err := b.openStore(ctx, filepath.Join(dir, "db"), shape, db.Options{RAMBytes: 4 * total})
 	if err != nil {
@@ -49,7 +49,7 @@ func (b *bench) persist(ctx context.Context, pageBytes int64, g float64) (row be
 		return row, err
 	}
 	defer bare.close()
-	memory, unmap, err := alignedBytes(int(total), true)
+	memory, unmap, err := alignedBytes(int(total), pageBytes%hugePageBytes == 0)
 	if err != nil {
 		return row, err
 	}
@@ -95,7 +95,7 @@ func (b *bench) restoreCold(ctx context.Context, pageBytes int64, g float64) (ro
 		return row, err
 	}
 	defer remove()
-	total := int64(either(b, 2*persistBytes, persistBytes/2))
+	total := int64(either(b, 2*persistBytes, persistBytes))
 	shape := benchShape{ranks: 1, pageTokens: 16, pageBytes: pageBytes}
 	s, err := b.openStore(ctx, filepath.Join(dir, "db"), shape, db.Options{RAMBytes: 2 * total})
 	if err != nil {
@@ -113,7 +113,7 @@ func (b *bench) restoreCold(ctx context.Context, pageBytes int64, g float64) (ro
 	if err != nil || len(segments) == 0 {
 		return row, fmt.Errorf("no segment files in %s: %w", dir, err)
 	}
-	memory, unmap, err := alignedBytes(readThreads*bareReadChunk, true)
+	memory, unmap, err := alignedBytes(readThreads*bareReadChunk, pageBytes%hugePageBytes == 0)
 	if err != nil {
 		return row, err
 	}

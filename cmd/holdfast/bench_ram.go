@@ -68,12 +68,12 @@ func (b *bench) restoreWarm(ctx context.Context, pageBytes int64, check bool) (r
 		return row, err
 	}
 	// Both sides copy into the same memory, and from memory of the same kind.
-	to, unmapTo, err := alignedBytes(total, pageBytes%(2<<20) == 0)
+	to, unmapTo, err := alignedBytes(total, pageBytes%hugePageBytes == 0)
 	if err != nil {
 		return row, err
 	}
 	defer unmapTo()
-	from, unmapFrom, err := alignedBytes(total, pageBytes%(2<<20) == 0)
+	from, unmapFrom, err := alignedBytes(total, pageBytes%hugePageBytes == 0)
 	if err != nil {
 		return row, err
 	}
