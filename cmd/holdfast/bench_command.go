@@ -35,6 +35,10 @@ func benchSuites() []suite {
 		{"restore", "restore from disk, checksums verified", benchRestore},
 		{"ram", "restore from RAM into the caller's memory", benchRAM},
 		{"publish", "publications of two new pages on 61", benchPublish},
+		{"lookup", "lookups of long prompts among many checkpoints", benchLookup},
+		{"pressure", "eviction of dirty pages, and restores meanwhile", benchPressure},
+		{"memory", "Go heap and pauses of the garbage collector", benchMemory},
+		{"amplification", "bytes written for a byte published", benchAmplification},
 	}
 }
 
