@@ -44,6 +44,7 @@ type DB struct {
 	loose     *looseIndex
 	loops     sync.WaitGroup // background loops; they end when the gate shuts
 	telemetry *telemetry
+	events    *stream
 	counters  counters
 
 	lateWrites atomic.Int64 // writes under way that take longer than makeRoom waits for: the disk lags
@@ -171,6 +172,7 @@ func (d *DB) openLog(ctx context.Context) (err error) {
 	}
 	d.recovered.LogRecords = r.Records
 	d.recovered.LogBytesCut = d.log.Repair().Cut
+	d.events = newStream(max(applied, d.log.Next()-1))
 	return nil
 }
 
@@ -246,6 +248,7 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 	} else if d.committer, err = newCommitter(d.log, d.index, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
+	d.committer.told = d.events.tell
 	d.curator = newCurator(d, d.options.SupersedeGrace)
 	go d.disk.run()
 	*undo = append(*undo, func() error {
@@ -365,6 +368,7 @@ func (d *DB) Close(ctx context.Context) (CloseReport, error) {
 }
 
 func (d *DB) close(ctx context.Context) error {
+	defer d.events.close() // at the end: what Close retires is told
 	d.closed.Aborted = d.pending.close(ctx)
 	within(ctx, d.owners.close)
 	if err := d.gate.close(ctx); err != nil {
