@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/holdfast-db/holdfast/db/internal/arena"
 	"github.com/holdfast-db/holdfast/db/internal/index"
 	"github.com/holdfast-db/holdfast/db/internal/segment"
@@ -114,6 +116,13 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		return nil, fmt.Errorf("db: telemetry: %w: %w", ErrInvalid, err)
 	}
 	undo = append(undo, d.telemetry.close)
+	ctx, m := d.telemetry.begin(ctx, opRecover)
+	defer func() {
+		if m.span.IsRecording() {
+			m.span.SetAttributes(attribute.Int64(keyRecords, d.recovered.LogRecords), attribute.Int(keyRetired, d.recovered.NotDurable+d.recovered.Lost))
+		}
+		m.end(err, d.recovered.LostPages, 0)
+	}()
 	if err = d.dir.checkParts(); err != nil {
 		return nil, err
 	}
