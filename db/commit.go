@@ -21,6 +21,7 @@ type transaction struct {
 	applied func(effects *txn.Effects)
 
 	effects *txn.Effects // nil if there was nothing to do
+	record  txn.Record
 	lsn     txn.LSN
 }
 
@@ -36,6 +37,7 @@ type committer struct {
 	group   *wal.Group[*transaction]
 	index   *index.Index
 	effects func(*txn.Effects)
+	told    func(*transaction) // every transaction that changed something, after effects; set before the first one
 	logger  *slog.Logger
 	history *history
 
@@ -112,7 +114,7 @@ func (c *committer) prepare(r *wal.Request[*transaction], lsn txn.LSN) (rec wal.
 		c.broken = fmt.Errorf("db: %v record: %w", record.Kind(), err)
 		return wal.Record{}, c.broken
 	}
-	t.effects, t.lsn = effects, lsn
+	t.effects, t.lsn, t.record = effects, lsn, record
 	return wal.Record{Kind: byte(record.Kind()), Payload: encoded, Essential: r.Essential}, nil
 }
 
@@ -142,6 +144,7 @@ func (c *committer) apply(accepted []*wal.Request[*transaction]) (err error) {
 			t.applied(t.effects)
 		}
 		c.effects(t.effects)
+		c.told(t)
 	}
 	c.maintain()
 	return nil

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/holdfast-db/holdfast/db/internal/arena"
 	"github.com/holdfast-db/holdfast/db/internal/index"
 	"github.com/holdfast-db/holdfast/db/internal/segment"
@@ -47,6 +49,7 @@ type DB struct {
 	begun     time.Time
 	loops     sync.WaitGroup // background loops; they end when the gate shuts
 	telemetry *telemetry
+	events    *stream
 	counters  counters
 
 	lateWrites atomic.Int64 // writes under way that take longer than makeRoom waits for: the disk lags
@@ -117,6 +120,13 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		return nil, fmt.Errorf("db: telemetry: %w: %w", ErrInvalid, err)
 	}
 	undo = append(undo, d.telemetry.close)
+	ctx, m := d.telemetry.begin(ctx, opRecover)
+	defer func() {
+		if m.span.IsRecording() {
+			m.span.SetAttributes(attribute.Int64(keyRecords, d.recovered.LogRecords), attribute.Int(keyRetired, d.recovered.NotDurable+d.recovered.Lost))
+		}
+		m.end(err, d.recovered.LostPages, 0)
+	}()
 	if err = d.dir.checkParts(); err != nil {
 		return nil, err
 	}
@@ -188,6 +198,7 @@ func (d *DB) openLog(ctx context.Context) (err error) {
 	}
 	d.recovered.LogRecords = r.Records
 	d.recovered.LogBytesCut = d.log.Repair().Cut
+	d.events = newStream(max(applied, d.log.Next()-1))
 	return nil
 }
 
@@ -264,6 +275,7 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 	} else if d.committer, err = newCommitter(d.log, d.index, d.history, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
+	d.committer.told = d.events.tell
 	d.curator = newCurator(d, d.options.SupersedeGrace)
 	go d.disk.run()
 	*undo = append(*undo, func() error {
@@ -384,6 +396,7 @@ func (d *DB) Close(ctx context.Context) (CloseReport, error) {
 
 func (d *DB) close(ctx context.Context) error {
 	d.serving.close()
+	defer d.events.close() // at the end: what Close retires is told
 	d.closed.Aborted = d.pending.close(ctx)
 	within(ctx, d.owners.close)
 	if err := d.gate.close(ctx); err != nil {

@@ -33,6 +33,8 @@ type Inspector interface {
 	Index(ctx context.Context, q IndexQuery) (*IndexInfo, error)
 	// Leases lists owners, publications that have begun and restorations that are held.
 	Leases(ctx context.Context) (*LeaseList, error)
+	// Activity gives the last events and the latencies of the process that has the database open.
+	Activity(ctx context.Context) (*Activity, error)
 	// History lists retirements, the youngest first, and samples of how full the database was.
 	History(ctx context.Context, q HistoryQuery) (*HistoryInfo, error)
 	// Why explains why a sequence is a hit, a shorter hit or a miss, or what became of a generation.
@@ -337,4 +339,42 @@ type HistoryInfo struct {
 	Reasons     map[string]int64 `json:"reasons"` // retirements that are remembered, by reason, over all namespaces
 	Samples     []Sample         `json:"samples,omitempty"`
 	From        time.Time        `json:"from,omitzero"` // retirements before are forgotten
+}
+
+// Activity is what happened in the process that has the database open.
+type Activity struct {
+	Events    []EventInfo   `json:"events"`    // the last ones, the oldest first
+	Latencies []LatencyInfo `json:"latencies"` // of operations that happened
+}
+
+// EventInfo is one event.
+type EventInfo struct {
+	LSN        txn.LSN    `json:"lsn"`
+	At         time.Time  `json:"at,omitzero"`
+	Kind       string     `json:"kind"`
+	Generation Generation `json:"generation,omitzero"`
+	Reason     string     `json:"reason,omitempty"`
+	By         Generation `json:"by,omitzero"`
+	Offset     int64      `json:"offset,omitempty"`
+	Request    string     `json:"request,omitempty"`
+	Pages      int64      `json:"pages,omitempty"`
+	NewPages   int64      `json:"new_pages,omitempty"`
+	Bytes      int64      `json:"bytes,omitempty"`
+}
+
+// LatencyInfo is how long one kind of operation took.
+type LatencyInfo struct {
+	Operation string              `json:"operation"`
+	Count     int64               `json:"count"`
+	Sum       time.Duration       `json:"sum_ns"`
+	P50       time.Duration       `json:"p50_ns"`
+	P99       time.Duration       `json:"p99_ns"`
+	Max       time.Duration       `json:"max_ns"`
+	Buckets   []LatencyBucketInfo `json:"buckets"` // those that are not empty, the shortest first
+}
+
+// LatencyBucketInfo counts the operations that took less than a bound and not less than that of the bucket before.
+type LatencyBucketInfo struct {
+	Below time.Duration `json:"below_ns"`
+	Count int64         `json:"count"`
 }

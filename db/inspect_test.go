@@ -60,6 +60,10 @@ func everyQuestion(t testing.TB, i Inspector, g Generation) map[string]string {
 	require.NoError(t, err)
 	y.From = time.Time{}
 	note("why", y, nil)
+	a, err := i.Activity(ctx)
+	require.NoError(t, err)
+	require.NotEmpty(t, a.Latencies)
+	note("activity", a.Events, nil)
 	e, err := i.Leases(ctx)
 	note("leases", e, err)
 	return out

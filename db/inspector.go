@@ -765,6 +765,35 @@ func (r *residency) sum(into *LeaseInfo, pages func() []*page) {
 	}
 }
 
+func (i inspector) Activity(ctx context.Context) (*Activity, error) {
+	if err := i.d.gate.enterWith(ctx); err != nil {
+		return nil, err
+	}
+	defer i.d.gate.leave()
+	r := &Activity{Events: []EventInfo{}, Latencies: []LatencyInfo{}}
+	for _, e := range i.d.RecentEvents() {
+		x := EventInfo{
+			LSN: e.LSN, At: e.Time, Kind: e.Kind.String(), Generation: e.Generation, By: e.By, Offset: e.Offset, Request: e.Request,
+			Pages: e.Pages, NewPages: e.NewPages, Bytes: e.Bytes,
+		}
+		if e.Reason != 0 {
+			x.Reason = e.Reason.String()
+		}
+		r.Events = append(r.Events, x)
+	}
+	for _, l := range i.d.Latencies() {
+		if l.Count == 0 {
+			continue
+		}
+		x := LatencyInfo{Operation: l.Operation, Count: l.Count, Sum: l.Sum, P50: l.Quantile(0.5), P99: l.Quantile(0.99), Max: l.Max}
+		for _, b := range l.Buckets {
+			x.Buckets = append(x.Buckets, LatencyBucketInfo(b))
+		}
+		r.Latencies = append(r.Latencies, x)
+	}
+	return r, nil
+}
+
 func (i inspector) History(ctx context.Context, q HistoryQuery) (*HistoryInfo, error) {
 	limit := 0
 	if q.Limit >= 0 {

@@ -61,6 +61,7 @@ var socketMethods = map[string]func(ctx context.Context, i Inspector, q []byte) 
 	"segments":   asked(Inspector.Segments),
 	"index":      asked(Inspector.Index),
 	"leases":     plain(Inspector.Leases),
+	"activity":   plain(Inspector.Activity),
 	"history":    asked(Inspector.History),
 	"why":        asked(Inspector.Why),
 }
@@ -383,6 +384,10 @@ func (x *distantInspector) Index(ctx context.Context, q IndexQuery) (*IndexInfo,
 
 func (x *distantInspector) Leases(ctx context.Context) (*LeaseList, error) {
 	return socketCall[*LeaseList](ctx, x, "leases", nil)
+}
+
+func (x *distantInspector) Activity(ctx context.Context) (*Activity, error) {
+	return socketCall[*Activity](ctx, x, "activity", nil)
 }
 
 func (x *distantInspector) History(ctx context.Context, q HistoryQuery) (*HistoryInfo, error) {

@@ -24,7 +24,10 @@ type Owner struct {
 }
 
 // holder is what an owner, a deadline or a context can end from outside: a publication or a restoration.
-type holder interface{ end(why string) }
+type holder interface {
+	end(why string)
+	label() string // for messages
+}
 
 // Limits of owners and leases.
 const (
@@ -112,6 +115,14 @@ func (o *Owner) alive() error {
 		return fmt.Errorf("db: owner %q %s: register anew: %w", o.name, o.ended, ErrConflict)
 	}
 	return nil
+}
+
+// label names the owner in messages.
+func (o *Owner) label() string {
+	if o == nil {
+		return "the process"
+	}
+	return o.name
 }
 
 // Close ends the owner and everything it holds. Closing again does nothing.
@@ -219,6 +230,7 @@ func (l *lease) begin(ctx context.Context, d *DB, o *Owner, h holder, length tim
 	l.set.mu.Unlock()
 	l.timer = time.AfterFunc(length, func() {
 		d.counters.leasesExpired.Add(1)
+		d.options.Logger.Warn("lease over", "of", h.label(), "owner", o.label(), "after", length)
 		h.end(fmt.Sprintf("taken back: its lease of %v is over", length))
 	})
 	l.detach = context.AfterFunc(ctx, func() { h.end("taken back: its context ended") })
