@@ -169,8 +169,9 @@ func (m *Model) LoadAdapter(path string) (*Adapter, error) {
 	return &Adapter{p}, nil
 }
 
-// Tokenize gives the tokens of a text, control tokens in it included. ErrUnsupported if the model has no tokenizer.
-func (m *Model) Tokenize(text string) ([]int32, error) {
+// Tokenize gives the tokens of a text, control tokens in it included, and those that begin a prompt if it does. ErrUnsupported if the
+// model has no tokenizer.
+func (m *Model) Tokenize(text string, begins bool) ([]int32, error) {
 	if !m.info.Text {
 		return nil, fmt.Errorf("engine: model %q has no tokenizer: %w", m.info.Name, txn.ErrUnsupported)
 	}
@@ -178,9 +179,13 @@ func (m *Model) Tokenize(text string) ([]int32, error) {
 		return nil, fmt.Errorf("engine: a text of %d bytes: %w", len(text), txn.ErrTooLarge)
 	}
 	tokens := make([]int32, len(text)+16) // more than a token a byte there are not, but for the first and the last one
+	first := C.int(0)
+	if begins {
+		first = 1
+	}
 	s := C.CString(text)
 	defer C.free(unsafe.Pointer(s))
-	n := C.hfl_tokenize(m.lib.l, m.model, s, C.int32_t(len(text)), (*C.int32_t)(&tokens[0]), C.int32_t(len(tokens)))
+	n := C.hfl_tokenize(m.lib.l, m.model, s, C.int32_t(len(text)), (*C.int32_t)(&tokens[0]), C.int32_t(len(tokens)), first)
 	if n < 0 {
 		return nil, fmt.Errorf("engine: a text of %d bytes became %d tokens: %w", len(text), -n, txn.ErrTooLarge)
 	}

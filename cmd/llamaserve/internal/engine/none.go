@@ -39,7 +39,7 @@ func (*Model) Close()                                      {}
 func (*Model) Info() ModelInfo                             { return ModelInfo{} }
 func (*Model) LoadAdapter(string) (*Adapter, error)        { return nil, unsupported() }
 func (*Model) NewContext(ContextOptions) (*Context, error) { return nil, unsupported() }
-func (*Model) Tokenize(string) ([]int32, error)            { return nil, unsupported() }
+func (*Model) Tokenize(string, bool) ([]int32, error)      { return nil, unsupported() }
 func (*Model) Piece(int32) (string, error)                 { return "", unsupported() }
 func (*Model) IsEnd(int32) bool                            { return false }
 func (*Context) Close()                                    {}

@@ -190,8 +190,8 @@ int hfl_cut(hfl_library *l, void *context, int32_t from) { return l->memory_seq_
 void hfl_clear(hfl_library *l, void *context) { l->memory_clear(l->get_memory(context), true); }
 int32_t hfl_last(hfl_library *l, void *context) { return l->memory_seq_pos_max(l->get_memory(context), 0); }
 
-int32_t hfl_tokenize(hfl_library *l, void *model, const char *text, int32_t length, int32_t *to, int32_t max) {
-	return l->tokenize(l->model_get_vocab(model), text, length, to, max, true, true);
+int32_t hfl_tokenize(hfl_library *l, void *model, const char *text, int32_t length, int32_t *to, int32_t max, int begins) {
+	return l->tokenize(l->model_get_vocab(model), text, length, to, max, begins, true);
 }
 
 int32_t hfl_piece(hfl_library *l, void *model, int32_t token, char *to, int32_t max) {

@@ -28,7 +28,7 @@ int hfl_cut(hfl_library *l, void *context, int32_t from);
 void hfl_clear(hfl_library *l, void *context);
 int32_t hfl_last(hfl_library *l, void *context);
 
-int32_t hfl_tokenize(hfl_library *l, void *model, const char *text, int32_t length, int32_t *to, int32_t max);
+int32_t hfl_tokenize(hfl_library *l, void *model, const char *text, int32_t length, int32_t *to, int32_t max, int begins);
 int32_t hfl_piece(hfl_library *l, void *model, int32_t token, char *to, int32_t max);
 int hfl_is_end(hfl_library *l, void *model, int32_t token);
 

@@ -60,7 +60,7 @@ func (s *Session) Common(tokens []int32) int {
 // result do not depend on where a prompt was gone on from, if it was such a multiple.
 func (s *Session) Decode(tokens []int32) error {
 	for len(tokens) > 0 {
-		n := min(len(tokens), s.batch-len(s.live)%s.batch)
+		n := s.NextBatch(len(tokens))
 		if err := s.step(tokens[:n]); err != nil {
 			s.Reset()
 			return err
@@ -69,6 +69,9 @@ func (s *Session) Decode(tokens []int32) error {
 	}
 	return nil
 }
+
+// NextBatch gives how many of n tokens the next batch takes.
+func (s *Session) NextBatch(n int) int { return min(n, s.batch-len(s.live)%s.batch) }
 
 func (s *Session) step(tokens []int32) error {
 	if err := s.context.Decode(tokens); err != nil {

@@ -24,6 +24,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/holdfast-db/holdfast/cmd/llamaserve/internal/engine"
 	"github.com/holdfast-db/holdfast/txn"
@@ -243,4 +245,28 @@ func tryCache(b []byte, layers, n, cell int) *cache {
 		return nil
 	}
 	return c
+}
+
+// typeNames are the types of cached numbers that are named; the others go by number.
+var typeNames = map[uint32]string{0: "f32", 1: "f16", 2: "q4_0", 8: "q8_0", 30: "bf16"}
+
+// Types names the types of the cached numbers, each once, in the order of their columns.
+func (s *Shape) Types() string {
+	var names []string
+	for _, c := range s.caches {
+		for _, h := range c.heads[1:] {
+			kind := binary.LittleEndian.Uint32(h[len(h)-12:])
+			name := typeNames[kind]
+			if name == "" {
+				name = fmt.Sprintf("type %d", kind)
+			}
+			if !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	if s.tail > 0 {
+		names = append(names, "recurrent")
+	}
+	return strings.Join(names, " ")
 }
