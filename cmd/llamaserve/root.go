@@ -229,4 +229,3 @@ Architectures: ` + strings.Join(gguf.Architectures(), ", "),
 	c.Flags().BoolVar(&o.Text, "text", o.Text, "with a tokenizer, so that prompts can be texts")
 	return c
 }
-

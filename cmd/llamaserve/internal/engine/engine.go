@@ -227,7 +227,10 @@ func (m *Model) NewContext(o ContextOptions) (*Context, error) {
 			return nil, fmt.Errorf("engine: ContextOptions.%s is %d: want 1…%d: %w", n.field, n.value, 1<<24, txn.ErrInvalid)
 		}
 	}
-	p := C.hfl_context_new(m.lib.l, m.model, C.uint32_t(o.Tokens), C.uint32_t(o.Batch), C.uint32_t(o.Sequences), C.int32_t(o.Threads))
+	if o.Tokens > math.MaxInt32/o.Sequences {
+		return nil, fmt.Errorf("engine: %d sequences of %d tokens: more than %d: %w", o.Sequences, o.Tokens, math.MaxInt32, txn.ErrTooLarge)
+	}
+	p := C.hfl_context_new(m.lib.l, m.model, C.uint32_t(o.Tokens*o.Sequences), C.uint32_t(o.Batch), C.uint32_t(o.Sequences), C.int32_t(o.Threads))
 	if p == nil {
 		return nil, fmt.Errorf("engine: context of %d tokens: %s: %w", o.Tokens, words(), txn.ErrNoSpace)
 	}
