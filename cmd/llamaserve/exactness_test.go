@@ -124,3 +124,29 @@ func anotherBuild(t *testing.T) string {
 	require.NotZero(t, changed)
 	return folder
 }
+
+// An adapter makes another model of the same weights: what was stored without it is a miss with it, and the other way round.
+func TestAnAdapterIsAnotherModel(t *testing.T) {
+	enginetest.LibraryPath(t)
+	model, adapter := enginetest.ModelFile(t, "llama", gguf.Options{Seed: 1}), filepath.Join(t.TempDir(), "adapter.gguf")
+	require.NoError(t, gguf.TinyAdapter(1).Write(adapter))
+	tokens := enginetest.Tokens(6, 300)
+	dir := filepath.Join(t.TempDir(), "db")
+	ask := func(flags ...string) (cached int, logits []float32) {
+		p := start(t, append([]string{"--model", model, "--dir", dir, "--allow-logits"}, flags...)...)
+		defer p.stop()
+		a := p.complete(body{Prompt: tokens, MaxTokens: 1, Logits: true})
+		return a.Usage.Details.CachedTokens, logitsOf(t, a)[0]
+	}
+	cached, without := ask()
+	require.Zero(t, cached)
+	cached, with := ask("--lora", adapter)
+	require.Zero(t, cached)
+	require.Greater(t, distance(without, with), 0.1, "the adapter has an effect")
+	cached, again := ask("--lora", adapter)
+	require.Equal(t, 299, cached)
+	require.Less(t, distance(with, again), farthest)
+	cached, again = ask()
+	require.Equal(t, 299, cached)
+	require.Less(t, distance(without, again), farthest)
+}

@@ -53,6 +53,7 @@ type serveOptions struct {
 	writePolicy string
 	grace       time.Duration
 	slowWrites  time.Duration
+	supersede   time.Duration
 	verbose     bool
 }
 
@@ -105,6 +106,7 @@ Exit status:
 	f.Var(&o.ram, "ram", "size of the RAM tier")
 	f.Var(&o.disk, "disk", "size of the disk tier, 0 = unbounded")
 	f.StringVar(&o.writePolicy, "write-policy", o.writePolicy, "`WHEN` pages go to disk: write-through, on-evict, on-reuse, never")
+	f.DurationVar(&o.supersede, "supersede-grace", o.supersede, "how long a superseded checkpoint that a later one went on from keeps its place, negative = not at all (default 5m0s)")
 	f.DurationVar(&o.grace, "grace", o.grace, "how long an orderly end may take")
 	f.BoolVarP(&o.verbose, "verbose", "v", o.verbose, "log every request")
 	f.BoolVar(&o.LogitsOut, "allow-logits", o.LogitsOut, "answer requests for logits; for tests")
@@ -144,7 +146,7 @@ func (o *serveOptions) complete(stderr io.Writer) (*slog.Logger, error) {
 		level = slog.LevelInfo
 	}
 	o.Logger = slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
-	o.Database = db.Options{RAMBytes: int64(o.ram), DiskBytes: int64(o.disk), WritePolicy: policy, Logger: o.Logger}
+	o.Database = db.Options{RAMBytes: int64(o.ram), DiskBytes: int64(o.disk), WritePolicy: policy, SupersedeGrace: o.supersede, Logger: o.Logger}
 	if o.slowWrites > 0 {
 		o.Database.Faults = &db.Faults{SlowWrites: 1, Delay: o.slowWrites}
 	}

@@ -304,3 +304,18 @@ func (b *builder) tokenizer(text bool) {
 	b.set("tokenizer.ggml.eos_token_id", uint32(2))
 	b.set("tokenizer.ggml.unknown_token_id", uint32(0))
 }
+
+// TinyAdapter makes a LoRA adapter for the tiny llama model.
+func TinyAdapter(seed uint64) *File {
+	const rank = 4
+	b := &builder{File: &File{}, arch: "llama", r: rand.New(rand.NewPCG(seed, 2))}
+	b.set("general.type", "adapter")
+	b.set("general.architecture", b.arch)
+	b.set("adapter.type", "lora")
+	b.set("adapter.lora.alpha", float32(2*rank))
+	for i := range 4 {
+		b.matrix(layer(i)+"attn_q.weight.lora_a", width, rank)
+		b.matrix(layer(i)+"attn_q.weight.lora_b", rank, heads*headDim)
+	}
+	return b.File
+}

@@ -64,11 +64,11 @@ type counters struct {
 }
 
 // Open loads the library and the model, learns what its states look like, and opens the database.
-func Open(ctx context.Context, o Options) (s *Service, err error) {
+func Open(ctx context.Context, o Options) (opened *Service, err error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	s = &Service{options: o, logger: o.Logger, recent: newConversations(), idle: make(chan struct{})}
+	s := &Service{options: o, logger: o.Logger, recent: newConversations(), idle: make(chan struct{})}
 	s.publishing, s.stop = context.WithCancel(context.Background())
 	s.generating, s.cut = context.WithCancel(context.Background())
 	defer func() {

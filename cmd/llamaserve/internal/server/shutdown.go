@@ -2,7 +2,10 @@ package server
 
 import (
 	"context"
+	"errors"
 	"time"
+
+	"github.com/holdfast-db/holdfast/db"
 )
 
 // ShutdownReport says what Shutdown did.
@@ -15,6 +18,7 @@ type ShutdownReport struct {
 	Retired        int     `json:"retired"` // checkpoints given up because there was no time to write them
 	Aborted        int     `json:"aborted"` // publications that had not ended
 	Seconds        float64 `json:"seconds"`
+	Unfinished     string  `json:"unfinished,omitempty"` // what the database was still at when there was no time left: the next open recovers
 	Error          string  `json:"error,omitempty"`
 }
 
@@ -59,11 +63,15 @@ func (s *Service) Shutdown(ctx context.Context) ShutdownReport {
 	report.Drained -= report.Abandoned
 	if s.store != nil {
 		closing, cancel := context.WithTimeout(ctx, share(closeShare))
+		defer cancel()
 		closed, err := s.store.Close(closing)
-		cancel()
 		report.PersistedPages, report.PersistedBytes = closed.Persisted, closed.PersistedBytes
 		report.Retired, report.Aborted = closed.Retired, closed.Aborted
-		if err != nil {
+		switch {
+		case err == nil:
+		case errors.Is(err, db.ErrBusy) && closing.Err() != nil:
+			report.Unfinished = err.Error()
+		default:
 			report.Error = err.Error()
 		}
 	}
