@@ -424,7 +424,6 @@ func (i inspector) page(v txn.Reader, p *PageInfo) error {
 	return nil
 }
 
-
 func (i inspector) Log(ctx context.Context, q LogQuery) (*LogInfo, error) {
 	limit := 0
 	if q.Limit >= 0 {

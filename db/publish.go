@@ -491,7 +491,12 @@ func (p *Publication) missing(v txn.Reader) (needs []need, bases []txn.Key, err 
 // claimPages looks up what is missing, reserves RAM for it and claims it. What others did in between is noticed by looking
 // again after the bases are registered; then it begins anew.
 func (p *Publication) claimPages(ctx context.Context) error {
-	for range claimTries {
+	for try := range claimTries {
+		if try > 0 {
+			if err := p.db.stepAside(ctx, try); err != nil {
+				return fmt.Errorf("db: publication at %d: the pages it builds on kept changing: %w: %w", p.manifest.Offset, ErrBusy, err)
+			}
+		}
 		unproven := p.db.unproven.active.Load()
 		snapshot := p.db.index.Snapshot()
 		state, err := txn.ReadState(snapshot, p.gen)
