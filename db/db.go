@@ -44,7 +44,7 @@ type DB struct {
 	admission admission
 	curator   *curator
 	loose     *looseIndex
-	history   *history
+	history   *chronicle
 	serving   *introspection // nil without Options.Introspection
 	begun     time.Time
 	loops     sync.WaitGroup // background loops; they end when the gate shuts
@@ -135,7 +135,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 	}
 	undo = append(undo, d.index.Close)
 	d.loose = &looseIndex{index: d.index}
-	d.history = &history{index: d.index, age: o.HistoryAge, now: time.Now, count: -1}
+	d.history = &chronicle{index: d.index, age: o.HistoryAge, now: time.Now, count: -1}
 	if err = d.openLog(ctx); err != nil {
 		return nil, err
 	}
