@@ -44,6 +44,9 @@ type DB struct {
 	admission admission
 	curator   *curator
 	loose     *looseIndex
+	history   *chronicle
+	serving   *introspection // nil without Options.Introspection
+	begun     time.Time
 	loops     sync.WaitGroup // background loops; they end when the gate shuts
 	telemetry *telemetry
 	events    *stream
@@ -52,6 +55,7 @@ type DB struct {
 	lateWrites atomic.Int64 // writes under way that take longer than makeRoom waits for: the disk lags
 
 	owners    ownerSet
+	leases    leaseSet
 	recovered RecoveryReport
 	scrubbed  atomic.Pointer[ScrubReport]
 
@@ -99,7 +103,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		return nil, fmt.Errorf("db: the context ended before the call: %w: %w", ErrBusy, context.Cause(ctx))
 	}
 	begun := time.Now()
-	d := &DB{options: o, pending: newPending(), owners: ownerSet{all: map[*Owner]bool{}}, gate: newGate(), admission: admission{turn: make(chan struct{}, 1)}}
+	d := &DB{options: o, pending: newPending(), owners: ownerSet{all: map[*Owner]bool{}}, leases: leaseSet{all: map[*lease]leaseTerm{}}, gate: newGate(), admission: admission{turn: make(chan struct{}, 1)}}
 	var undo []func() error
 	defer func() {
 		for i := len(undo) - 1; i >= 0 && err != nil; i-- {
@@ -131,6 +135,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 	}
 	undo = append(undo, d.index.Close)
 	d.loose = &looseIndex{index: d.index}
+	d.history = &chronicle{index: d.index, age: o.HistoryAge, now: time.Now, count: -1}
 	if err = d.openLog(ctx); err != nil {
 		return nil, err
 	}
@@ -145,6 +150,11 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 	if !o.ReadOnly {
 		d.loop("curator", d.curator.run)
 		d.loop("evacuate", d.evacuateLoop)
+		if d.history.age > 0 {
+			d.loop("history", func() {
+				d.history.run(d.gate.stopping, func(err error) { d.options.Logger.Warn("history not trimmed", "error", err) })
+			})
+		}
 		if o.ScrubBytesPerSecond > 0 {
 			d.loop("scrub", d.scrubLoop)
 		}
@@ -153,6 +163,10 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		}
 	}
 	d.recovered.Duration = time.Since(begun)
+	d.begun = begun
+	if o.Introspection {
+		d.serving = d.introspect()
+	}
 	return d, nil
 }
 
@@ -175,7 +189,10 @@ func (d *DB) openLog(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
-	r, err := recovery.Replay(ctx, d.log, catalogue)
+	r, err := recovery.Replay(ctx, d.log, historicalCatalogue{catalogue, d.history})
+	if err == nil {
+		err = d.history.replayed(r.Records, r.To)
+	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("db: %w", err), d.log.Close())
 	}
@@ -248,13 +265,14 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 			return fmt.Errorf("db: end of segment %d: %w", t.Number, err)
 		}
 	}
+	d.history.gauge = func(s *Sample) { s.RAMBytes, s.LogBytes = d.arena.Usage().Used, d.log.Size() }
 	d.disk = newDiskSpace(d.segments, d.options.DiskBytes, live, d.options.Logger)
 	d.disk.evict = d.evictFromDisk
 	d.residency = newResidency(d.arena, d.disk.free)
 	if d.options.ReadOnly {
 		d.residency.disk = func([]txn.Placement) {} // what nothing needs any more stays where it is
-		d.committer = newPrivateCommitter(d.log, d.index, d.options.Logger, d.follow)
-	} else if d.committer, err = newCommitter(d.log, d.index, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {
+		d.committer = newPrivateCommitter(d.log, d.index, d.history, d.options.Logger, d.follow)
+	} else if d.committer, err = newCommitter(d.log, d.index, d.history, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
 	d.committer.told = d.events.tell
@@ -377,6 +395,7 @@ func (d *DB) Close(ctx context.Context) (CloseReport, error) {
 }
 
 func (d *DB) close(ctx context.Context) error {
+	d.serving.close()
 	defer d.events.close() // at the end: what Close retires is told
 	d.closed.Aborted = d.pending.close(ctx)
 	within(ctx, d.owners.close)

@@ -188,6 +188,20 @@ type lease struct {
 	holder holder
 	timer  *time.Timer
 	detach func() bool
+	set    *leaseSet
+}
+
+// leaseSet is the set of leases that last, for people to look at.
+type leaseSet struct {
+	mu  sync.Mutex // guards all
+	all map[*lease]leaseTerm
+}
+
+// leaseTerm is what does not change over a lease.
+type leaseTerm struct {
+	owner        string // empty: the process itself
+	holder       holder
+	began, until time.Time
 }
 
 // leaseLength gives the length of a lease: the request's, or the default.
@@ -205,7 +219,15 @@ func (l *lease) begin(ctx context.Context, d *DB, o *Owner, h holder, length tim
 	if err := o.take(d, h); err != nil {
 		return err
 	}
-	l.owner, l.holder = o, h
+	l.owner, l.holder, l.set = o, h, &d.leases
+	term := leaseTerm{holder: h, began: time.Now()}
+	term.until = term.began.Add(length)
+	if o != nil {
+		term.owner = o.name
+	}
+	l.set.mu.Lock()
+	l.set.all[l] = term
+	l.set.mu.Unlock()
 	l.timer = time.AfterFunc(length, func() {
 		d.counters.leasesExpired.Add(1)
 		d.options.Logger.Warn("lease over", "of", h.label(), "owner", o.label(), "after", length)
@@ -224,6 +246,9 @@ func (l *lease) stop() {
 	}
 	l.timer.Stop()
 	l.detach()
+	l.set.mu.Lock()
+	delete(l.set.all, l)
+	l.set.mu.Unlock()
 	l.owner.drop(l.holder)
 }
 
