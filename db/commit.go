@@ -39,7 +39,7 @@ type committer struct {
 	effects func(*txn.Effects)
 	told    func(*transaction) // every transaction that changed something, after effects; set before the first one
 	logger  *slog.Logger
-	history *history
+	history *chronicle
 
 	// Of the committer goroutine.
 	batch   *index.Batch
@@ -55,7 +55,7 @@ type committer struct {
 	next txn.LSN // of the next record that stays in memory; with turn
 }
 
-func newCommitter(l *wal.Log, x *index.Index, h *history, replayBytes int64, logger *slog.Logger, effects func(*txn.Effects)) (*committer, error) {
+func newCommitter(l *wal.Log, x *index.Index, h *chronicle, replayBytes int64, logger *slog.Logger, effects func(*txn.Effects)) (*committer, error) {
 	c := &committer{log: l, index: x, history: h, effects: effects, logger: logger, replayBytes: replayBytes, flushedAt: l.Bytes()}
 	var err error
 	c.group, err = wal.NewGroup(l, wal.Hooks[*transaction]{Prepare: c.prepare, Apply: c.apply, Discard: c.discard}, wal.GroupOptions{})

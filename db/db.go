@@ -43,7 +43,7 @@ type DB struct {
 	admission admission
 	curator   *curator
 	loose     *looseIndex
-	history   *history
+	history   *chronicle
 	serving   *introspection // nil without Options.Introspection
 	begun     time.Time
 	loops     sync.WaitGroup // background loops; they end when the gate shuts
@@ -144,7 +144,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 	}
 	undo = append(undo, d.index.Close)
 	d.loose = &looseIndex{index: d.index}
-	d.history = &history{index: d.index, age: o.HistoryAge, now: time.Now, count: -1}
+	d.history = &chronicle{index: d.index, age: o.HistoryAge, now: time.Now, count: -1}
 	var replayed RecoveryReport
 	if replayed, err = d.openLog(ctx, begun); err != nil {
 		return nil, err

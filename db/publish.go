@@ -493,7 +493,7 @@ func (p *Publication) missing(v txn.Reader) (needs []need, bases []txn.Key, err 
 func (p *Publication) claimPages(ctx context.Context) error {
 	for try := range claimTries {
 		if try > 0 {
-			if err := p.db.stepAside(ctx, try); err != nil {
+			if err := p.db.makeWay(ctx, try); err != nil {
 				return fmt.Errorf("db: publication at %d: the pages it builds on kept changing: %w: %w", p.manifest.Offset, ErrBusy, err)
 			}
 		}

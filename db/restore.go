@@ -61,8 +61,7 @@ func (r *Restoration) Pages(rank int) []Page {
 // Bounds of what a restore retries.
 const (
 	restoreTries = 256
-	stepAsideMin = 50 * time.Microsecond // after a few tries that only let others run
-	stepAsideMax = 5 * time.Millisecond
+	stepAside    = time.Millisecond // from the fifth try on, after some that only let others run
 )
 
 // errChanged says that the catalogue moved on under a restore.
@@ -138,7 +137,7 @@ func (d *DB) restore(ctx context.Context, s *Sequence, again bool, limit int64) 
 				return nil, err
 			}
 			if !errors.As(err, &waits) {
-				if cause := d.stepAside(ctx, changes); cause != nil {
+				if cause := d.makeWay(ctx, changes); cause != nil {
 					return nil, fmt.Errorf("%w: %w", err, cause)
 				}
 				continue
@@ -159,14 +158,14 @@ func (d *DB) restore(ctx context.Context, s *Sequence, again bool, limit int64) 
 	}
 }
 
-// stepAside lets what is between two states go on, so that a call which has looked n times does not look all its tries away while
+// makeWay lets what is between two states go on, so that a call which has looked n times does not look all its tries away while
 // the other one waits for a processor. It gives the cause if the context ends meanwhile.
-func (d *DB) stepAside(ctx context.Context, n int) error {
+func (d *DB) makeWay(ctx context.Context, n int) error {
 	if n <= 4 {
 		runtime.Gosched()
 		return context.Cause(ctx)
 	}
-	timer := time.NewTimer(min(stepAsideMin<<min(n-5, 16), stepAsideMax))
+	timer := time.NewTimer(stepAside)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
