@@ -258,6 +258,9 @@ func (d *DB) reconcile(undo *[]func() error, replayed RecoveryReport) error {
 	} else if d.committer, err = newCommitter(d.log, d.index, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
+	if replayed.LogRecords > 0 {
+		d.committer.flushSoon()
+	}
 	d.curator = newCurator(d, d.options.SupersedeGrace, d.unproven.since)
 	go d.disk.run()
 	*undo = append(*undo, func() error {
