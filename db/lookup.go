@@ -112,10 +112,11 @@ func longest(v txn.Reader, s *Sequence, exact, boundary int64) (c candidate, err
 	if max(exact, boundary) < 1 {
 		return c, nil
 	}
-	q := &txn.Query{Max: exact, Spine: s.spine, Prefix: s.prefix}
+	q := &txn.Query{Max: exact, Spine: s.spine, Prefix: s.prefix, Near: s.near.Load()}
 	if c.gen, c.offset, err = txn.LongestListed(v, q); err != nil {
 		return c, err
 	}
+	s.near.Store(q.Near)
 	layout := &s.namespace.identity.Layout
 	step, shapes := layout.boundaries()
 	if step == 0 || boundary/step*step <= c.offset {
