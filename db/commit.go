@@ -178,7 +178,7 @@ func (c *committer) maintain() {
 }
 
 // replayBytesPerPage is how many bytes of Options.ReplayBytes a page of a record stands for, whatever it takes in the log.
-const replayBytesPerPage = 256
+const replayBytesPerPage = 512
 
 // replayCost is what a record takes to be replayed, in pages.
 func replayCost(r txn.Record, e *txn.Effects) int64 {

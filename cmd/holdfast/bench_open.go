@@ -37,7 +37,7 @@ const (
 	openTries        = 5    // openings of a directory; the median counts
 	openTurns        = 16   // checkpoints of a conversation in a directory of turns
 	openTurnTokens   = 16   // that a turn adds: one attention page, and one state
-	openBytesPerPage = 256  // of Options.ReplayBytes that a page counts for
+	openBytesPerPage = 512  // of Options.ReplayBytes that a page counts for
 	openQuick        = 1024 // divides all sizes with --quick, but for a least of 64
 )
 
