@@ -293,6 +293,9 @@ func (d *DB) reconcile(undo *[]func() error, replayed RecoveryReport) error {
 		return fmt.Errorf("db: %w", err)
 	}
 	d.committer.told = d.events.tell
+	if replayed.LogRecords > 0 {
+		d.committer.flushSoon()
+	}
 	d.curator = newCurator(d, d.options.SupersedeGrace, d.unproven.since)
 	go d.disk.run()
 	*undo = append(*undo, func() error {

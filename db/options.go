@@ -69,7 +69,8 @@ type Options struct {
 	SupersedeGrace time.Duration
 	// SegmentBytes is the size at which a segment file is closed and the next one begun; 0 is DefaultSegmentBytes.
 	SegmentBytes int64
-	// ReplayBytes bounds the log that an open after a crash has to replay; 0 is DefaultReplayBytes.
+	// ReplayBytes bounds the log that an open after a crash has to replay, a page in it counted as 512 bytes at least; 0 is
+	// DefaultReplayBytes.
 	ReplayBytes int64
 	// OpenBudget is the time after which Open serves, 0 is DefaultOpenBudget. What it has not come to by then is settled in the
 	// background, and is not listed until then. Opening the parts and replaying the log are always waited for; ReplayBytes
