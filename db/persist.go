@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -149,7 +150,8 @@ func (d *DB) write(j *job, pages []*page) {
 		var group sync.WaitGroup
 		var mu sync.Mutex // guards written and err
 		var written []txn.Placement
-		for class, list := range byClass {
+		for _, class := range slices.Sorted(maps.Keys(byClass)) { // always in the same order, so that a history can be run again
+			list := byClass[class]
 			group.Go(func() {
 				ranks := 1
 				for _, p := range list {

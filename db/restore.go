@@ -160,8 +160,9 @@ func (*beingRetired) Unwrap() error { return errChanged }
 
 // restoreLongest restores the longest candidate.
 func (d *DB) restoreLongest(ctx context.Context, s *Sequence, limit int64) (*Restoration, error) {
+	unproven := d.unproven.active.Load()
 	snapshot := d.index.Snapshot()
-	c, err := longest(snapshot, s, limit)
+	c, err := d.longest(snapshot, s, limit, unproven)
 	if err == nil && c.offset == 0 {
 		err = miss(s)
 	}

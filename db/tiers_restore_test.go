@@ -71,7 +71,7 @@ func TestRestoreFromDisk_RST01_WOE04(t *testing.T) {
 			require.Zero(t, stats(t, d).RAMUsed)
 			if policy == OnEvict && crashed {
 				require.Zero(t, restoreAt(t, d, seq), "it was in RAM only, and is not listed")
-				require.Equal(t, 1, d.Recovered().NotDurable)
+				require.Equal(t, 1, d.RecoveryReport().NotDurable)
 			} else {
 				require.Equal(t, []int64{48}, books.requireListedIsReadable(t, d))
 				require.EqualValues(t, 4*7, stats(t, d).PagesRead)

@@ -154,7 +154,7 @@ misses its goal is no failure of the command.
 	f.StringVar(&o.traces, "traces", o.traces, "`DIR` with recorded traces (default: HOLDFAST_TRACES, or ../shared/traces)")
 	f.BoolVar(&o.markdown, "markdown", o.markdown, "print the table of docs/benchmarks.md")
 	f.StringVar(&o.profile, "cpu-profile", o.profile, "write a CPU profile of what is measured to `FILE`")
-	c.AddCommand(newBenchReplayCommand())
+	c.AddCommand(newBenchReplayCommand(), newBenchOpenCommand())
 	return c
 }
 
