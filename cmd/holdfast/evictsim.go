@@ -3,6 +3,7 @@ package main
 import (
 	"container/heap"
 	"math"
+	"sort"
 	"time"
 )
 
@@ -92,104 +93,80 @@ func behindFirst(score func(s *simulation, e *simEntry) float64) func(s *simulat
 
 func byRecency(_ *simulation, e *simEntry) float64 { return e.last }
 
-// simFuture knows when each prefix is asked for.
+// simFuture knows the requests to come.
 type simFuture struct {
-	asked map[uint64][]int // by the digest of a prefix: the requests that have it, ascending
+	asks map[uint64][]int // by the digest of a prefix: the requests that have it, ascending
+	uses map[uint64][]int // … the requests of which it is the longest checkpoint before, if nothing is ever forgotten
 }
 
-func newSimFuture(requests []request) *simFuture {
-	f := &simFuture{asked: map[uint64][]int{}}
+func newSimFuture(requests []request, m model) *simFuture {
+	f := &simFuture{asks: map[uint64][]int{}, uses: map[uint64][]int{}}
+	published := map[uint64]bool{}
 	var digests []uint64
 	for i, r := range requests {
 		digests = prefixDigests(digests, r)
-		for _, d := range digests {
-			f.asked[d] = append(f.asked[d], i)
+		if m == attentionModel {
+			for _, d := range digests {
+				f.asks[d] = append(f.asks[d], i)
+			}
+			continue
+		}
+		for k := len(digests); k > 0; k-- {
+			if d := digests[k-1]; published[d] {
+				f.uses[d] = append(f.uses[d], i)
+				break
+			}
+		}
+		if n := len(digests); n > 0 {
+			published[digests[n-1]] = true
 		}
 	}
 	return f
 }
 
-// after gives the first request after i that has the prefix.
-func (f *simFuture) after(d uint64, i int) int {
-	all := f.asked[d]
-	low, high := 0, len(all)
-	for low < high {
-		if m := (low + high) / 2; all[m] <= i {
-			low = m + 1
-		} else {
-			high = m
-		}
-	}
-	if low == len(all) {
+// asked gives the first request after i that has the prefix, used the first that finds it.
+func (f *simFuture) asked(d uint64, i int) int { return firstAfter(f.asks[d], i) }
+func (f *simFuture) used(d uint64, i int) int  { return firstAfter(f.uses[d], i) }
+
+func firstAfter(all []int, i int) int {
+	at := sort.SearchInts(all, i+1)
+	if at == len(all) {
 		return math.MaxInt
 	}
-	return all[low]
+	return all[at]
 }
 
-// simOrders are the orders that are compared.
+// simOrders are the orders that are compared. A turnover is as many requests as there are checkpoints in the cache.
 func simOrders() []simOrder {
-	favour := func(bonus func(s *simulation, e *simEntry) float64) func(s *simulation, e *simEntry) float64 {
-		return func(s *simulation, e *simEntry) float64 { return e.last + bonus(s, e) }
+	later := func(bonus func(e *simEntry) float64) func(s *simulation, e *simEntry) float64 {
+		return func(s *simulation, e *simEntry) float64 { return e.last + bonus(e)*float64(len(s.entries)) }
 	}
-	size := func(s *simulation) float64 { return float64(len(s.entries)) }
+	worth := func(s *simulation, e *simEntry) float64 { return e.cost / e.bytes * float64(s.setup.PageBytes) }
 	return []simOrder{
 		{name: "LRU", score: byRecency},
-		{name: "superseded first, LRU", score: behindFirst(byRecency)},
+		{name: "superseded first, then LRU (what the database does)", score: behindFirst(byRecency)},
 		{name: "S3-FIFO", score: byRecency, evict: s3FIFO},
 		{name: "LFU with ageing", score: func(s *simulation, e *simEntry) float64 { return s.floor + 1 + e.uses + e.last*1e-9 }},
-		{name: "cost-aware (GDSF)", score: func(s *simulation, e *simEntry) float64 {
-			return s.floor + (1+e.uses)*e.cost/e.bytes*float64(s.setup.PageBytes) + e.last*1e-9
+		{name: "finds × blocks saved ÷ bytes, with ageing (GDSF)", score: func(s *simulation, e *simEntry) float64 {
+			return s.floor + (1+e.uses)*worth(s, e) + e.last*1e-9
 		}},
-		{name: "cost-aware, recency", score: func(s *simulation, e *simEntry) float64 {
-			return e.last + size(s)*math.Min(1, e.cost/e.bytes*float64(s.setup.PageBytes))
+		{name: "LRU, blocks saved ÷ bytes of a turnover later", score: func(s *simulation, e *simEntry) float64 {
+			return e.last + math.Min(1, worth(s, e))*float64(len(s.entries))
 		}},
-		{name: "parents protected", score: favour(func(s *simulation, e *simEntry) float64 {
+		{name: "LRU, prefixes of others a turnover later", score: later(func(e *simEntry) float64 {
 			if e.parent {
-				return size(s)
+				return 1
 			}
 			return 0
 		})},
-		{name: "found: +1 turnover", score: favour(func(s *simulation, e *simEntry) float64 {
-			if e.uses > 0 {
-				return size(s)
+		{name: "LRU, log₂(1 + finds) half turnovers later", score: later(func(e *simEntry) float64 { return math.Log2(1+e.uses) / 2 })},
+		{name: "LRU, a quarter of log₂(1 + finds) and of blocks saved ÷ bytes, prefixes of others a tenth earlier", score: func(s *simulation, e *simEntry) float64 {
+			n := math.Log2(1+e.uses)/4 + math.Min(1, worth(s, e))/4
+			if e.parent {
+				n -= 0.1
 			}
-			return 0
-		})},
-		{name: "found: +1/2 turnover", score: favour(func(s *simulation, e *simEntry) float64 {
-			if e.uses > 0 {
-				return size(s) / 2
-			}
-			return 0
-		})},
-		{name: "found: +log2", score: favour(func(s *simulation, e *simEntry) float64 {
-			return size(s) / 2 * math.Log2(1+e.uses)
-		})},
-		{name: "found twice: +1", score: favour(func(s *simulation, e *simEntry) float64 {
-			if e.uses > 1 {
-				return size(s)
-			}
-			return 0
-		})},
-		{name: "found and superseded first", score: behindFirst(favour(func(s *simulation, e *simEntry) float64 {
-			return size(s) / 2 * math.Log2(1+e.uses)
-		}))},
-		{name: "superseded half", score: func(s *simulation, e *simEntry) float64 {
-			if e.behind {
-				return e.last - size(s)/2
-			}
-			return e.last
+			return e.last + n*float64(len(s.entries))
 		}},
-		{name: "superseded half, found +1/2", score: func(s *simulation, e *simEntry) float64 {
-			n := e.last
-			if e.behind {
-				n -= size(s) / 2
-			}
-			if e.uses > 0 {
-				n += size(s) / 2
-			}
-			return n
-		}},
-		{name: "clairvoyant", seer: true, score: func(s *simulation, e *simEntry) float64 { return -float64(e.next) }},
 	}
 }
 
@@ -274,13 +251,7 @@ func (s *simulation) request(r request) {
 // rescore scores an entry after a change.
 func (s *simulation) rescore(e *simEntry, index int) {
 	if s.order.seer {
-		e.next = s.future.after(e.prefixes[len(e.prefixes)-1], index)
-		if s.setup.Model == attentionModel {
-			// Any of its own pages is of use.
-			for i := len(e.prefixes) - 2; i >= 0 && len(s.pages[e.prefixes[i]].holders) == 1; i-- {
-				e.next = min(e.next, s.future.after(e.prefixes[i], index))
-			}
-		}
+		e.next = s.future.used(e.prefixes[len(e.prefixes)-1], index)
 	}
 	if s.order.evict == nil {
 		e.score = s.order.score(s, e)
