@@ -176,6 +176,9 @@ func (d *DB) decideEssential(ctx context.Context, decide func(v txn.Reader) (txn
 
 // evictFromDisk retires and deletes the n checkpoints that go first. more is false once nothing is left.
 func (d *DB) evictFromDisk(ctx context.Context, n int) (more bool, err error) {
+	ctx, m := d.telemetry.begin(ctx, opEvictDisk)
+	var pages, bytes int64
+	defer func() { m.end(err, pages, bytes) }()
 	if more, err = d.evictOldestLoose(); more || err != nil {
 		return more, err
 	}
@@ -194,7 +197,7 @@ func (d *DB) evictFromDisk(ctx context.Context, n int) (more bool, err error) {
 			}
 			return rec, nil
 		},
-		applied: func(*txn.Effects) { more = true },
+		applied: func(e *txn.Effects) { more, pages, bytes = true, int64(len(e.Dropped)), allocatedBytes(e.Dropped) },
 	})
 	return more, err
 }

@@ -81,6 +81,13 @@ type Options struct {
 	// ScrubBytesPerSecond is the rate at which page copies on disk are read and checked in the background, once a day; 0 is
 	// not at all.
 	ScrubBytesPerSecond int64
+	// HistoryAge is how long it is remembered which checkpoints were retired and why, at most MaxHistory of them, for
+	// Inspector.Why and for people; 0 is DefaultHistoryAge, less than 0 is not at all.
+	HistoryAge time.Duration
+	// Introspection serves a socket in the directory (SocketName, permissions 0600) through which the command line looks at
+	// the database while it is in use. Nothing can be changed through it. A directory in which a socket cannot be made is
+	// a warning and no error.
+	Introspection bool
 	// ReadOnly opens a database that is there and changes nothing on disk, which may be read-only: what a crash left to be
 	// replayed or retired is so in memory only. Several handles may be open like that, and none beside a writer. What would
 	// change the database is ErrReadOnly.
@@ -120,6 +127,8 @@ const (
 	DefaultReplayBytes      = 16 << 20
 	DefaultOpenBudget       = 2 * time.Second
 	MaxOpenBudget           = 24 * time.Hour
+	DefaultHistoryAge       = 24 * time.Hour
+	MaxHistoryAge           = 366 * 24 * time.Hour
 )
 
 func (o Options) withDefaults() (Options, error) {
@@ -144,6 +153,10 @@ func (o Options) withDefaults() (Options, error) {
 		o.SupersedeGrace = DefaultSupersedeGrace
 	}
 	o.SupersedeGrace = max(o.SupersedeGrace, 0)
+	if o.HistoryAge == 0 {
+		o.HistoryAge = DefaultHistoryAge
+	}
+	o.HistoryAge = max(o.HistoryAge, 0)
 	if o.LeaseTimeout == 0 {
 		o.LeaseTimeout = DefaultLeaseTimeout
 	}
@@ -162,6 +175,7 @@ func (o Options) withDefaults() (Options, error) {
 		{"Options.OpenBudget", int64(o.OpenBudget), 1, int64(MaxOpenBudget)},
 		{"Options.AdmissionTimeout", int64(o.AdmissionTimeout), 1, int64(time.Hour)},
 		{"Options.LoadTimeout", int64(o.LoadTimeout), 1, int64(time.Hour)},
+		{"Options.HistoryAge", int64(o.HistoryAge), 0, int64(MaxHistoryAge)},
 		{"Options.LeaseTimeout", int64(o.LeaseTimeout), 1, int64(MaxLease)},
 	} {
 		if err := checkNumber(c.field, c.value, c.lo, c.hi); err != nil {

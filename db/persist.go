@@ -33,7 +33,12 @@ const (
 //
 // The order is payload, sync, record, sync (payload-before-record): segments return after the sync, the record comes
 // after that, and the commit of the record is durable.
-func (d *DB) persist(ctx context.Context, pages []*page) error {
+func (d *DB) persist(ctx context.Context, pages []*page) (err error) {
+	if n, bytes := d.residency.unwritten(pages); n > 0 {
+		var m measured
+		ctx, m = d.telemetry.begin(ctx, opPersist)
+		defer func() { m.end(err, n, bytes) }()
+	}
 	if err := d.writePages(ctx, pages); err != nil {
 		return err
 	}

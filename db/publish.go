@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/holdfast-db/holdfast/db/internal/arena"
 	"github.com/holdfast-db/holdfast/db/internal/segment"
 	"github.com/holdfast-db/holdfast/txn"
@@ -95,6 +97,12 @@ type Publication struct {
 	groups []claim // where in the checkpoint each of them stands
 	byKey  map[txn.Key]bool
 	lease  lease
+
+	// What is told of it when it ends.
+	counted            bool // it began
+	whole              measured
+	newPages, newBytes int64 // claimed: pages, and their bytes on all ranks
+	failed             error // of its final step; with mu
 
 	// ended is cancelled by interrupt when the publication is ended from outside: a commit that waits for the disk, and holds mu
 	// meanwhile, waits no longer.
@@ -235,8 +243,20 @@ type need struct {
 // Errors: ErrInvalid and ErrTooLarge for a request that breaks a rule or a limit, ErrBusy if no room came or too many
 // publications are pending, ErrClosed, ErrFenced, ErrIO. Nothing is left behind by a Begin that failed.
 func (d *DB) Begin(ctx context.Context, r PublishRequest) (*Publication, error) {
-	ctx, span := d.telemetry.span(ctx, "holdfast.begin")
-	defer span.End()
+	ctx, whole := d.telemetry.begin(ctx, opPublish)
+	ctx, m := d.telemetry.begin(ctx, opBegin)
+	p, err := d.begin(ctx, &r, whole)
+	if err != nil {
+		m.end(err, 0, 0)
+		whole.close(err, 0, 0)
+		return nil, err
+	}
+	m.end(nil, p.newPages, p.newBytes)
+	return p, nil
+}
+
+// begin is Begin. What it gives ends the measuring of the whole.
+func (d *DB) begin(ctx context.Context, r *PublishRequest, whole measured) (*Publication, error) {
 	if err := d.enterToWrite(ctx); err != nil {
 		return nil, err
 	}
@@ -245,7 +265,7 @@ func (d *DB) Begin(ctx context.Context, r PublishRequest) (*Publication, error) 
 	if err != nil {
 		return nil, err
 	}
-	p, err := d.newPublication(&r)
+	p, err := d.newPublication(r)
 	if err != nil {
 		d.telemetry.rejected.Add(1)
 		return nil, err
@@ -260,7 +280,12 @@ func (d *DB) Begin(ctx context.Context, r PublishRequest) (*Publication, error) 
 			return nil, err
 		}
 		d.telemetry.replays.Add(1)
+		whole.close(nil, 0, 0)
 		return p, nil
+	}
+	p.counted, p.whole = true, whole
+	for _, q := range p.claims {
+		p.newPages, p.newBytes = p.newPages+1, p.newBytes+q.bytes*int64(p.manifest.Ranks)
 	}
 	if err := p.lease.begin(ctx, d, r.Owner, p, length); err != nil {
 		p.end("refused")
@@ -654,6 +679,7 @@ func (p *Publication) finish(why string) {
 	p.done = true
 	p.attempt.End(why)
 	p.lease.stop()
+	p.tell(why)
 	for _, s := range p.slots {
 		s.setClosed(p.attempt.Alive())
 	}
@@ -661,6 +687,27 @@ func (p *Publication) finish(why string) {
 	clear(p.slots)
 	p.db.pending.remove(p)
 }
+
+// tell counts and measures a publication that has ended.
+func (p *Publication) tell(why string) {
+	if !p.counted {
+		return
+	}
+	if p.whole.span.IsRecording() {
+		p.whole.span.SetAttributes(attribute.String(keyEnd, why))
+	}
+	if !p.listed {
+		p.db.telemetry.ended.Add(1)
+	}
+	if p.listed || p.failed != nil {
+		p.whole.end(p.failed, p.newPages, p.newBytes)
+	} else {
+		p.whole.close(nil, p.newPages, p.newBytes)
+	}
+}
+
+// label implements holder.
+func (p *Publication) label() string { return fmt.Sprintf("publication at %d", p.manifest.Offset) }
 
 // errAborted is why a commit that its caller aborts meanwhile does not go on.
 var errAborted = errors.New("aborted")
@@ -817,8 +864,8 @@ func (p *Publication) checkRank(rank int) error {
 // publication has ended or what it builds on is gone; ErrClosed. Any error of the last rank's final step ends the publication:
 // nothing of it stays, and it may be begun anew.
 func (p *Publication) Commit(ctx context.Context, rank int) (listed bool, err error) {
-	ctx, span := p.db.telemetry.span(ctx, "holdfast.commit")
-	defer span.End()
+	ctx, m := p.db.telemetry.begin(p.whole.within(ctx), opCommit)
+	defer func() { m.end(err, 0, 0) }()
 	if err := p.checkRank(rank); err != nil {
 		return false, err
 	}
@@ -847,6 +894,7 @@ func (p *Publication) Commit(ctx context.Context, rank int) (listed bool, err er
 	ctx, stop := p.untilEnded(ctx)
 	defer stop()
 	if listed, err = p.publish(ctx); err != nil {
+		p.failed = err
 		p.fail()
 		return false, err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/holdfast-db/holdfast/db/internal/segment"
 	"github.com/holdfast-db/holdfast/txn"
@@ -28,6 +29,8 @@ type Restoration struct {
 	meta   []byte
 	where  []claim
 	last   txn.Key // as in candidate
+	cold   int64   // pages that were not in RAM
+	bytes  int64   // of all ranks
 }
 
 // Offset is the length of the restored prefix in tokens.
@@ -69,9 +72,15 @@ var errChanged = fmt.Errorf("db: the catalogue changed: %w", ErrBusy)
 // Errors: ErrNotFound is a miss; ErrConflict: the owner has ended; ErrBusy means that no room came before the context or the
 // admission timeout ended, that the disk did not answer within Options.LoadTimeout, or that too many restorations are held, and the
 // checkpoint stays listed; ErrTooLarge that it is larger than the RAM tier; ErrInvalid, ErrClosed, ErrIO.
-func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (*Restoration, error) {
-	ctx, span := d.telemetry.span(ctx, "holdfast.restore")
-	defer span.End()
+func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (r *Restoration, err error) {
+	ctx, m := d.telemetry.begin(ctx, opRestore)
+	defer func() {
+		if r == nil {
+			m.end(err, 0, 0)
+			return
+		}
+		m.end(err, int64(len(r.where)), r.bytes)
+	}()
 	limit, err := o.max(s)
 	if err != nil {
 		return nil, err
@@ -87,11 +96,15 @@ func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (*Restor
 	if err := d.admit(); err != nil {
 		return nil, err
 	}
-	r, err := d.restore(ctx, s, limit)
+	r, err = d.restore(ctx, s, o.Retry, limit)
 	if err != nil {
 		d.counters.leases.Add(-1)
+		if errors.Is(err, ErrBusy) {
+			d.options.Logger.Warn("restore gave up", "tokens", limit, "ranks", s.namespace.identity.Layout.Ranks, "owner", o.Owner.label(), "seconds", time.Since(m.begun).Seconds(), "error", err)
+		}
 		return nil, err
 	}
+	d.telemetry.handedOut(int64(len(r.where)), r.cold, r.bytes)
 	if err := r.lease.begin(ctx, d, o.Owner, r, length); err != nil {
 		r.end("refused")
 		return nil, err
@@ -99,7 +112,7 @@ func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (*Restor
 	return r, nil
 }
 
-func (d *DB) restore(ctx context.Context, s *Sequence, limit int64) (*Restoration, error) {
+func (d *DB) restore(ctx context.Context, s *Sequence, again bool, limit int64) (*Restoration, error) {
 	changes, asked := 0, limit
 	for {
 		r, err := d.restoreLongest(ctx, s, limit)
@@ -107,7 +120,7 @@ func (d *DB) restore(ctx context.Context, s *Sequence, limit int64) (*Restoratio
 		var waits *beingRetired
 		switch {
 		case err == nil:
-			d.telemetry.restore(ctx, asked, r)
+			d.telemetry.lookup(again, asked, r.offset)
 			d.curator.note(candidate{gen: r.gen, last: r.last})
 			return r, nil
 		case errors.As(err, &gone):
@@ -130,7 +143,7 @@ func (d *DB) restore(ctx context.Context, s *Sequence, limit int64) (*Restoratio
 				return nil, fmt.Errorf("%w: %w", err, context.Cause(ctx))
 			}
 		case errors.Is(err, ErrNotFound):
-			d.telemetry.lookup(ctx, asked, 0)
+			d.telemetry.lookup(again, asked, 0)
 			return nil, err
 		default:
 			return nil, err
@@ -183,6 +196,7 @@ func (d *DB) restoreLongest(ctx context.Context, s *Sequence, limit int64) (*Res
 		d.residency.unpinAll(r.pages)
 		return nil, err
 	}
+	r.cold, r.bytes = d.residency.weight(r.pages, s.namespace.identity.Layout.Ranks)
 	if err := d.load(ctx, r.pages, s.namespace.identity.Layout.Ranks); err != nil {
 		var gone *lostPages
 		if errors.As(err, &gone) {

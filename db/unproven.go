@@ -435,12 +435,12 @@ func (d *DB) RecoveryReport() RecoveryReport { return d.unproven.snapshot() }
 
 // countingCatalogue tells how many batches of records were applied.
 type countingCatalogue struct {
-	catalogue
+	historicalCatalogue
 	applied func()
 }
 
 func (c countingCatalogue) Update(fn func(v txn.View) error) error {
-	err := c.catalogue.Update(fn)
+	err := c.historicalCatalogue.Update(fn)
 	c.applied()
 	return err
 }
