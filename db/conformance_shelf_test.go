@@ -133,7 +133,8 @@ func requireTableFollowsCatalogue(t testing.TB, d *DB) {
 	d.residency.mu.Lock()
 	defer d.residency.mu.Unlock()
 	require.Empty(t, d.residency.basis, "pages that nobody builds on")
-	for key, p := range d.residency.pages {
+	for p := range d.residency.pages.all() {
+		key := p.key
 		if p.class == segment.Loose {
 			continue
 		}

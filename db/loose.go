@@ -264,14 +264,14 @@ func (d *DB) PutLoose(ctx context.Context, ns *Namespace, pages ...LoosePage) er
 func (d *DB) enterLoose(key txn.Key, slots []arena.Slot) *page {
 	t := d.residency
 	t.mu.Lock()
-	if t.pages[key] != nil {
+	if t.pages.get(key) != nil {
 		t.mu.Unlock()
 		d.giveBack(slots)
 		return nil
 	}
 	defer t.mu.Unlock()
 	p := &page{key: key, bytes: slots[0].Len(), class: segment.Loose, slots: slots, known: true}
-	t.pages[key] = p
+	t.pages.put(p)
 	delete(t.quarantine, key)
 	t.pin(p)
 	return p
@@ -294,7 +294,7 @@ func (d *DB) looseThere(keys []txn.Key) ([]bool, error) {
 	there := make([]bool, len(keys))
 	d.residency.mu.Lock()
 	for i, key := range keys {
-		p := d.residency.pages[key]
+		p := d.residency.pages.get(key)
 		there[i] = p != nil && p.known && !p.lost
 	}
 	d.residency.mu.Unlock()
@@ -371,11 +371,11 @@ func (d *DB) pinLoose(l *LooseLease, keys []txn.Key) error {
 			return err
 		}
 		t.mu.Lock()
-		p := t.pages[key]
+		p := t.pages.get(key)
 		if p == nil && onDisk && t.quarantine[key] == nil {
 			// Should it have been deleted meanwhile, its bytes fail their check and it is a miss.
 			p = &page{key: key, bytes: bytes, class: segment.Loose, place: []txn.Placement{at}, known: true}
-			t.pages[key] = p
+			t.pages.put(p)
 		}
 		if p != nil && p.known && !p.lost {
 			t.pin(p)
@@ -409,7 +409,7 @@ func (d *DB) dropLoose(keys []txn.Key) (n int, err error) {
 	copies := map[txn.Placement]bool{} // that go with the last pin of their page
 	t.mu.Lock()
 	for _, key := range keys {
-		p := t.pages[key]
+		p := t.pages.get(key)
 		if p == nil || !p.known {
 			continue
 		}

@@ -275,7 +275,7 @@ func (d *DB) pinKnown(v txn.Reader, r *Restoration, keys []txn.Key, ranks int) e
 			err = &beingRetired{retired}
 			break
 		}
-		if p := t.pages[key]; p != nil && p.known {
+		if p := t.pages.get(key); p != nil && p.known {
 			t.pin(p)
 			p.reused = true
 			r.pages[i] = p
@@ -302,7 +302,7 @@ func (d *DB) pinKnown(v txn.Reader, r *Restoration, keys []txn.Key, ranks int) e
 		if err != nil {
 			break
 		}
-		p := t.pages[keys[i]]
+		p := t.pages.get(keys[i])
 		if p != nil && !p.known {
 			err = errChanged // dropped from the catalogue, and somebody holds what is left of it or fills it anew
 			break
@@ -310,7 +310,7 @@ func (d *DB) pinKnown(v txn.Reader, r *Restoration, keys []txn.Key, ranks int) e
 		if p == nil {
 			e := entries[j]
 			p = &page{key: keys[i], parent: e.Parent, bytes: e.Bytes, place: e.Place, class: segment.Shared, known: true, unproven: true, cool: e.Current == 0}
-			t.pages[keys[i]] = p
+			t.pages.put(p)
 		}
 		t.pin(p)
 		p.reused = true
@@ -399,8 +399,8 @@ func (d *DB) load(ctx context.Context, pages []*page, ranks int) error {
 			case p.slots != nil:
 			case p.lost || p.place == nil:
 				lost = true
-			case p.job != nil:
-				wait = p.job
+			case p.job() != nil:
+				wait = p.job()
 			default:
 				mine = append(mine, p)
 			}
@@ -408,11 +408,11 @@ func (d *DB) load(ctx context.Context, pages []*page, ranks int) error {
 		if wait == nil && !lost && own == nil && len(mine) > 0 {
 			own = &load{job: job{done: make(chan struct{})}, ranks: ranks}
 			for _, p := range mine {
-				if p.job != nil {
+				if p.job() != nil {
 					continue // a list may name a page twice
 				}
 				t.pin(p)
-				p.job = &own.job
+				p.using().job = &own.job
 				own.pages, own.places = append(own.pages, p), append(own.places, p.place)
 			}
 			wait = &own.job

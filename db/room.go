@@ -206,8 +206,8 @@ func (d *DB) noteLate(pages []*page) {
 	d.residency.mu.Lock()
 	defer d.residency.mu.Unlock()
 	for _, p := range pages {
-		if p.job != nil && !p.job.late {
-			p.job.late = true
+		if p.job() != nil && !p.use.job.late {
+			p.use.job.late = true
 			d.lateWrites.Add(1)
 			d.counters.writesLate.Add(1)
 		}
@@ -287,7 +287,7 @@ func (d *DB) isHeld(v txn.Reader, g Generation, pinned map[*page]int) (bool, err
 		if !m.Groups[i].Chained {
 			last = m.Groups[i].Keys[len(m.Groups[i].Keys)-1]
 		}
-		if p := d.residency.pages[last]; p != nil && p.pins > pinned[p] {
+		if p := d.residency.pages.get(last); p != nil && int(p.pins) > pinned[p] {
 			return true, nil
 		}
 	}

@@ -164,7 +164,7 @@ func onDiskBytes(t testing.TB, d *DB) (bytes int64) {
 	}
 	d.residency.mu.Lock()
 	defer d.residency.mu.Unlock()
-	for _, p := range d.residency.pages {
+	for p := range d.residency.pages.all() {
 		for _, at := range p.place {
 			if p.unrecorded {
 				bytes += at.Allocated()
@@ -192,14 +192,14 @@ func recount(t testing.TB, d *DB) {
 	r.mu.Lock()
 	used, dirty, listed := int64(0), int64(0), 0
 	for _, l := range []*pageList{&r.cleanCool, &r.clean, &r.dirtyCool, &r.dirty} {
-		for p := l.first; p != nil; p = p.next {
+		for p := l.first(); p != nil; p = l.after(p) {
 			listed++
-			require.Same(t, p, r.pages[p.key], "an evictable page that the table does not have")
+			require.Same(t, p, r.pages.get(p.key), "an evictable page that the table does not have")
 			require.Same(t, l, r.listOf(p), "in the wrong list")
 		}
 	}
-	require.Len(t, r.pages, listed, "pages that nobody holds and nobody can evict")
-	for _, p := range r.pages {
+	require.Equal(t, listed, r.pages.len(), "pages that nobody holds and nobody can evict")
+	for p := range r.pages.all() {
 		for _, s := range p.slots {
 			used += int64(len(s.Padded()))
 		}

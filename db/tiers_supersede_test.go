@@ -16,7 +16,7 @@ func coolPages(d *DB) (n int) {
 	d.residency.mu.Lock()
 	defer d.residency.mu.Unlock()
 	for _, l := range []*pageList{&d.residency.cleanCool, &d.residency.dirtyCool} {
-		for p := l.first; p != nil; p = p.next {
+		for p := l.first(); p != nil; p = l.after(p) {
 			n++
 		}
 	}

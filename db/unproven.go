@@ -287,7 +287,7 @@ func (u *unproven) inRAM(key txn.Key) bool {
 	t := u.db.residency
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p := t.pages[key]
+	p := t.pages.get(key)
 	return p != nil && p.known && !p.lost && p.slots != nil
 }
 

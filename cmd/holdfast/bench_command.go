@@ -39,6 +39,8 @@ func benchSuites() []suite {
 		{"pressure", "eviction of dirty pages, and restores meanwhile", benchPressure},
 		{"memory", "Go heap and pauses of the garbage collector", benchMemory},
 		{"amplification", "bytes written for a byte published", benchAmplification},
+		{"hits", "what is found with little room", benchHits},
+		{"opening", "from open to the first lookup", benchOpening},
 	}
 }
 
@@ -154,7 +156,7 @@ misses its goal is no failure of the command.
 	f.StringVar(&o.traces, "traces", o.traces, "`DIR` with recorded traces (default: HOLDFAST_TRACES, or ../shared/traces)")
 	f.BoolVar(&o.markdown, "markdown", o.markdown, "print the table of docs/benchmarks.md")
 	f.StringVar(&o.profile, "cpu-profile", o.profile, "write a CPU profile of what is measured to `FILE`")
-	c.AddCommand(newBenchReplayCommand(), newBenchOpenCommand())
+	c.AddCommand(newBenchReplayCommand(), newBenchOpenCommand(), newBenchOrdersCommand())
 	return c
 }
 
