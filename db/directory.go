@@ -80,6 +80,7 @@ type directory struct {
 	path   string // absolute, symbolic links resolved
 	lock   *flock.Flock
 	marker marker
+	held   *os.File // the marker file of our epoch; nil if it was only looked at
 }
 
 // openDirectory creates the directory if it is not there, takes its lock and enters a new epoch. A directory that is not
@@ -133,24 +134,54 @@ func (d *directory) enter() error {
 	if err := os.WriteFile(d.lock.Path(), []byte(holder), 0o600); err != nil {
 		return osError("write", d.lock.Path(), err)
 	}
-	return replaceFile(filepath.Join(d.path, markerName), m.marshal())
-}
-
-// check tells whether the directory is still ours: the file that is locked is the one in the directory and the marker
-// holds our epoch.
-func (d *directory) check() error {
-	held, err := d.lock.Stat()
-	if err != nil {
-		return fmt.Errorf("db: %s: lock: %w: %w", d.path, ErrFenced, err)
+	name := filepath.Join(d.path, markerName)
+	if err := replaceFile(name, m.marshal()); err != nil {
+		return err
 	}
-	there, err := os.Stat(d.lock.Path())
-	if err != nil || !os.SameFile(held, there) {
-		return fmt.Errorf("db: %s: the lock file was replaced: %w", d.path, ErrFenced)
+	if d.held, err = os.Open(name); err != nil {
+		return osError("open", name, err)
 	}
 	return nil
 }
 
-func (d *directory) close() error { return d.lock.Close() }
+// check tells whether the directory is still ours: the file that is locked is the one in the directory, and so is the marker,
+// which holds our epoch. A new epoch is a new file, and an open one keeps its identity from being given to another.
+func (d *directory) check() error {
+	if err := d.sameFile("lock", d.lock.Path(), d.lock.Stat); err != nil || d.held == nil {
+		return err
+	}
+	if err := d.sameFile("marker", d.held.Name(), d.held.Stat); err != nil {
+		return err
+	}
+	b := make([]byte, markerBytes)
+	if _, err := d.held.ReadAt(b, 0); err != nil {
+		return fmt.Errorf("db: %s: marker: %w: %w", d.path, ErrFenced, err)
+	}
+	if m, err := parseMarker(b); err != nil || m != d.marker {
+		return fmt.Errorf("db: %s: the marker names database %s and epoch %d, ours are %s and %d: %w", d.path, m.id, m.epoch, d.marker.id, d.marker.epoch, ErrFenced)
+	}
+	return nil
+}
+
+func (d *directory) sameFile(what, path string, held func() (fs.FileInfo, error)) error {
+	ours, err := held()
+	if err != nil {
+		return fmt.Errorf("db: %s: %s: %w: %w", d.path, what, ErrFenced, err)
+	}
+	there, err := os.Stat(path)
+	if err != nil || !os.SameFile(ours, there) {
+		return fmt.Errorf("db: %s: the %s file was replaced: %w", d.path, what, ErrFenced)
+	}
+	return nil
+}
+
+func (d *directory) close() error {
+	err := d.lock.Close()
+	if d.held != nil {
+		err = errors.Join(err, d.held.Close())
+	}
+	return err
+}
 
 func (d *directory) join(name string) string { return filepath.Join(d.path, name) }
 
