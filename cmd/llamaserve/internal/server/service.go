@@ -422,12 +422,12 @@ func (s *Service) compute(ctx context.Context, session *state.Session, seq *db.S
 			}
 		}
 		if emit != nil {
-			if err := emit(token); err != nil {
-				store()
-				return err
-			}
+			err = emit(token)
 		}
 		store()
+		if err != nil {
+			return err
+		}
 		if s.model.IsEnd(token) {
 			a.Finish = "stop"
 			break
