@@ -93,10 +93,11 @@ func longest(v txn.Reader, s *Sequence, limit int64) (c candidate, err error) {
 	if limit < 1 {
 		return c, nil
 	}
-	q := &txn.Query{Max: limit, Spine: s.spine, Prefix: s.prefix}
+	q := &txn.Query{Max: limit, Spine: s.spine, Prefix: s.prefix, Near: s.near.Load()}
 	if c.gen, c.offset, err = txn.LongestListed(v, q); err != nil {
 		return c, err
 	}
+	s.near.Store(q.Near)
 	layout := &s.namespace.identity.Layout
 	step, shapes := layout.boundaries()
 	if step == 0 || limit/step*step <= c.offset {

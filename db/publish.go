@@ -89,6 +89,10 @@ type Publication struct {
 	durable  bool
 	replay   bool // listed before it began: nothing to write, nothing claimed
 
+	// chains has one entry for each group: how many pages of a chained group the catalogue knew when they were claimed, and the
+	// keys of those after them.
+	chains []chain
+
 	claims []*page // pinned; not in the catalogue when the publication began
 	groups []claim // where in the checkpoint each of them stands
 	byKey  map[txn.Key]bool
@@ -117,6 +121,12 @@ type Publication struct {
 	done       bool        // listed, failed, aborted or taken back: all pins are given back, but for
 	transfers  map[int]int // copies that are not proven finished, by rank, and
 	quarantine []*page     // pages that such copies may still be writing; pinned
+}
+
+// chain is the part of a group's chain that is new.
+type chain struct {
+	known int64     // pages before it
+	keys  []txn.Key // of the pages after these
 }
 
 // claim says which page of the checkpoint a claimed page is.
@@ -409,11 +419,18 @@ func checkPositions(g *Group, positions []int64, first, count, offset int64) err
 
 // chainKey gives the key of a page of a chained group.
 func (p *Publication) chainKey(group int, position int64) txn.Key {
+	if group < len(p.chains) {
+		c := &p.chains[group]
+		if i := position - c.known; i >= 0 && i < int64(len(c.keys)) {
+			return c.keys[i]
+		}
+	}
 	return p.sequence.pageKey(group, position, p.layout.pageEnd(group, position, p.manifest.Offset))
 }
 
 // missing finds the pages that the catalogue does not know, and the known pages that the checkpoint builds on.
 func (p *Publication) missing(v txn.Reader) (needs []need, bases []txn.Key, err error) {
+	chains := make([]chain, len(p.manifest.Groups))
 	for i := range p.manifest.Groups {
 		g := &p.manifest.Groups[i]
 		if !g.Chained {
@@ -440,7 +457,11 @@ func (p *Publication) missing(v txn.Reader) (needs []need, bases []txn.Key, err 
 			}
 			return p.chainKey(i, k)
 		}
-		known, err := txn.Deepest(g.Count-1, func(k int64) (bool, error) {
+		near := int64(txn.NoGuess)
+		if blocks := p.sequence.near.Load(); blocks > 0 {
+			near = min(blocks*txn.BlockTokens/p.layout.Groups[i].PageTokens, g.Count) - 1
+		}
+		known, err := txn.Deepest(g.Count-1, near, func(k int64) (bool, error) {
 			entry, err := txn.ReadPage(v, keyAt(k))
 			return entry != nil, err
 		})
@@ -452,15 +473,18 @@ func (p *Publication) missing(v txn.Reader) (needs []need, bases []txn.Key, err 
 			parent = keyAt(known)
 			bases = append(bases, parent)
 		}
+		chains[i].known = known + 1
 		for k := known + 1; k < g.Count; k++ {
 			n := need{claim: claim{i, k}, key: keyAt(k), parent: parent, bytes: g.PageBytes, class: segment.Shared}
 			if k == g.Count-1 && p.manifest.Offset%p.layout.Groups[i].PageTokens != 0 {
 				n.class = segment.Own // a page that is not full belongs to this checkpoint alone
 			}
 			needs = append(needs, n)
+			chains[i].keys = append(chains[i].keys, n.key)
 			parent = n.key
 		}
 	}
+	p.chains = chains
 	return needs, bases, nil
 }
 
@@ -571,11 +595,15 @@ func (p *Publication) claim(needs []need, slots []arena.Slot) (unproven <-chan s
 }
 
 // stillMissing tells whether the catalogue still knows none of the pages, now that they are claimed and nobody else can list them.
-// One that it learned since they were looked up has been listed with other memory and other copies.
+// One that it learned since they were looked up has been listed with other memory and other copies. It knows no page of a chain
+// without the one before it, so only the first of each chain has to be asked about.
 func (p *Publication) stillMissing(needs []need) (bool, error) {
 	snapshot := p.db.index.Snapshot()
 	defer snapshot.Close()
 	for i := range needs {
+		if i > 0 && needs[i].parent == needs[i-1].key {
+			continue
+		}
 		entry, err := txn.ReadPage(snapshot, needs[i].key)
 		if err != nil || entry != nil {
 			return false, err
@@ -861,6 +889,7 @@ func (p *Publication) Commit(ctx context.Context, rank int) (listed bool, err er
 		p.db.telemetry.replays.Add(1)
 	}
 	p.listed = true
+	p.sequence.near.Store(p.manifest.SpineIndex() + 1)
 	p.finish("published")
 	return listed, nil
 }
@@ -956,7 +985,7 @@ func (p *Publication) publish(ctx context.Context) (listed bool, err error) {
 				clear(written)
 				rec, err := txn.DecidePublish(v, &txn.PublishIntent{
 					Manifest: p.manifest, Committed: p.attempt.Committed(), Encoding: p.sequence.namespace.encoding, Durable: p.durable,
-					SpineKey: p.sequence.spine, ChainKey: p.chainKey, PrefixKey: p.sequence.prefix,
+					SpineKey: p.sequence.spine, ChainKey: p.chainKey, SpineNear: p.sequence.near.Load(), ChainNear: p.chainsNear(), PrefixKey: p.sequence.prefix,
 					Have: p.have,
 				})
 				if v, ok := err.(*txn.Violation); ok && v.Class == ErrConflict {
@@ -982,6 +1011,15 @@ func (p *Publication) publish(ctx context.Context) (listed bool, err error) {
 		}
 	}
 	return false, fmt.Errorf("db: publication at %d: its pages kept changing: %w", p.manifest.Offset, cmp.Or(err, ErrBusy))
+}
+
+// chainsNear gives how many pages of each group the catalogue knew when the publication claimed those that it did not.
+func (p *Publication) chainsNear() []int64 {
+	near := make([]int64, len(p.chains))
+	for i := range p.chains {
+		near[i] = p.chains[i].known
+	}
+	return near
 }
 
 // wantsMore tells whether the checkpoint, which is listed, has to be durable and is not.

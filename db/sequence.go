@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sort"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/holdfast-db/holdfast/txn"
@@ -115,6 +116,10 @@ type Sequence struct {
 	tail      *tokenBlock
 	head      txn.Key
 	media     []mediaSpan // ascending, disjoint
+
+	// near is how many blocks of the sequence some catalogue knew when it was last asked: where the next search begins. It is a
+	// guess, shared with forks, and no part of the sequence.
+	near *atomic.Int64
 }
 
 // Namespace gives the namespace of the sequence.
@@ -275,7 +280,7 @@ func (s *Sequence) Fork(n int64) (*Sequence, error) {
 		return nil, fmt.Errorf("db: fork of %d tokens: want 0…%d: %w", n, s.length, ErrInvalid)
 	}
 	blocks := int(n / hashBlockTokens)
-	f := &Sequence{namespace: s.namespace, length: n, whole: s.whole[:blocks:blocks], head: s.spine(int64(blocks))}
+	f := &Sequence{namespace: s.namespace, length: n, whole: s.whole[:blocks:blocks], head: s.spine(int64(blocks)), near: s.near}
 	if rest := int(n % hashBlockTokens); rest > 0 {
 		f.tail = new(tokenBlock)
 		copy(f.tail[:rest], s.block(int64(blocks))[:])

@@ -126,6 +126,11 @@ func (f largeWritesFail) Create(path string, direct bool) (segment.File, error) 
 	return largeWritesFailFile{file, f.on}, err
 }
 
+func (f largeWritesFail) Open(path string, write, direct bool) (segment.File, error) {
+	file, err := f.FS.Open(path, write, direct)
+	return largeWritesFailFile{file, f.on}, err
+}
+
 type largeWritesFailFile struct {
 	segment.File
 	on *atomic.Bool
