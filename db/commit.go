@@ -21,6 +21,7 @@ type transaction struct {
 	applied func(effects *txn.Effects)
 
 	effects *txn.Effects // nil if there was nothing to do
+	record  txn.Record
 	lsn     txn.LSN
 }
 
@@ -38,7 +39,9 @@ type committer struct {
 	group   *wal.Group[*transaction]
 	index   *index.Index
 	effects func(*txn.Effects)
+	told    func(*transaction) // every transaction that changed something, after effects; set before the first one
 	logger  *slog.Logger
+	history *chronicle
 
 	// Of the committer goroutine.
 	batch   *index.Batch
@@ -55,8 +58,8 @@ type committer struct {
 	next txn.LSN // of the next record that stays in memory; with turn
 }
 
-func newCommitter(l *wal.Log, x *index.Index, replayBytes int64, logger *slog.Logger, effects func(*txn.Effects)) (*committer, error) {
-	c := &committer{log: l, index: x, effects: effects, logger: logger, replayBytes: replayBytes, flushedAt: l.Bytes()}
+func newCommitter(l *wal.Log, x *index.Index, h *chronicle, replayBytes int64, logger *slog.Logger, effects func(*txn.Effects)) (*committer, error) {
+	c := &committer{log: l, index: x, history: h, effects: effects, logger: logger, replayBytes: replayBytes, flushedAt: l.Bytes()}
 	var err error
 	c.group, err = wal.NewGroup(l, wal.Hooks[*transaction]{Prepare: c.prepare, Apply: c.apply, Discard: c.discard}, wal.GroupOptions{})
 	return c, err
@@ -107,11 +110,14 @@ func (c *committer) prepare(r *wal.Request[*transaction], lsn txn.LSN) (rec wal.
 		return wal.Record{}, fmt.Errorf("db: %v record of %d bytes: limit %d: %w", record.Kind(), len(encoded), txn.RecordBytesMax, ErrTooLarge)
 	}
 	effects, err := txn.Apply(c.batch, lsn, record)
+	if err == nil {
+		err = c.history.note(c.batch, lsn, effects)
+	}
 	if err != nil {
 		c.broken = fmt.Errorf("db: %v record: %w", record.Kind(), err)
 		return wal.Record{}, c.broken
 	}
-	t.effects, t.lsn = effects, lsn
+	t.effects, t.lsn, t.record = effects, lsn, record
 	c.changed += replayCost(record, effects)
 	return wal.Record{Kind: byte(record.Kind()), Payload: encoded, Essential: r.Essential}, nil
 }
@@ -142,6 +148,7 @@ func (c *committer) apply(accepted []*wal.Request[*transaction]) (err error) {
 			t.applied(t.effects)
 		}
 		c.effects(t.effects)
+		c.told(t)
 	}
 	c.maintain()
 	return nil

@@ -18,8 +18,8 @@ import (
 
 // The guarantees of a disk tier on a file system, on segments.
 
-// blocksTaken is what a file takes on disk.
-func blocksTaken(info fs.FileInfo) int64 {
+// blockBytesOf is what a file takes on disk.
+func blockBytesOf(info fs.FileInfo) int64 {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return int64(st.Blocks) * 512
 	}

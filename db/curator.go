@@ -20,7 +20,7 @@ type curator struct {
 	grace time.Duration
 	wake  chan struct{}
 
-	turn sync.Mutex // held over work: what was noted before a call of it is recorded when it returns
+	turn longLock // held over work: what was noted before a call of it is recorded when it returns
 
 	mu       sync.Mutex // guards what follows
 	youngest Generation // the last one that was listed or marked as used: finding it changes nothing
@@ -45,7 +45,7 @@ type gracedCheckpoints struct {
 const foundMax = 4096
 
 func newCurator(d *DB, grace time.Duration, since txn.LSN) *curator {
-	return &curator{db: d, grace: grace, earlier: time.Now().Add(grace), since: since, wake: make(chan struct{}, 1), found: map[foundCheckpoint]bool{}}
+	return &curator{db: d, grace: grace, earlier: time.Now().Add(grace), since: since, turn: newLongLock(), wake: make(chan struct{}, 1), found: map[foundCheckpoint]bool{}}
 }
 
 func (c *curator) signal() {

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/holdfast-db/holdfast/db/internal/arena"
 	"github.com/holdfast-db/holdfast/db/internal/index"
 	"github.com/holdfast-db/holdfast/db/internal/segment"
@@ -41,13 +43,18 @@ type DB struct {
 	admission admission
 	curator   *curator
 	loose     *looseIndex
+	history   *chronicle
+	serving   *introspection // nil without Options.Introspection
+	begun     time.Time
 	loops     sync.WaitGroup // background loops; they end when the gate shuts
 	telemetry *telemetry
+	events    *stream
 	counters  counters
 
 	lateWrites atomic.Int64 // writes under way that take longer than makeRoom waits for: the disk lags
 
 	owners   ownerSet
+	leases   leaseSet
 	unproven *unproven
 	scrubbed atomic.Pointer[ScrubReport]
 
@@ -101,7 +108,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		return nil, fmt.Errorf("db: the context ended before the call: %w: %w", ErrBusy, context.Cause(ctx))
 	}
 	begun := time.Now()
-	d := &DB{options: o, pending: newPending(), owners: ownerSet{all: map[*Owner]bool{}}, gate: newGate(), admission: admission{turn: make(chan struct{}, 1)}}
+	d := &DB{options: o, pending: newPending(), owners: ownerSet{all: map[*Owner]bool{}}, leases: leaseSet{all: map[*lease]leaseTerm{}}, gate: newGate(), admission: admission{turn: make(chan struct{}, 1)}}
 	var undo []func() error
 	defer func() {
 		for i := len(undo) - 1; i >= 0 && err != nil; i-- {
@@ -110,7 +117,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 			}
 		}
 	}()
-	if d.dir, err = takeDirectory(dir, o.ReadOnly); err != nil {
+	if d.dir, err = takeDirectory(d.options.storage.Directory, dir, o.ReadOnly); err != nil {
 		return nil, err
 	}
 	undo = append(undo, d.dir.close)
@@ -118,14 +125,26 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		return nil, fmt.Errorf("db: telemetry: %w: %w", ErrInvalid, err)
 	}
 	undo = append(undo, d.telemetry.close)
+	ctx, m := d.telemetry.begin(ctx, opRecover)
+	defer func() {
+		var r RecoveryReport
+		if d.unproven != nil {
+			r = d.RecoveryReport()
+		}
+		if m.span.IsRecording() {
+			m.span.SetAttributes(attribute.Int64(keyRecords, r.LogRecords), attribute.Int(keyRetired, r.NotDurable+r.Lost))
+		}
+		m.end(err, r.LostPages, 0)
+	}()
 	if err = d.dir.checkParts(); err != nil {
 		return nil, err
 	}
-	if d.index, err = index.Open(d.dir.join(indexName), index.Options{Logger: o.Logger, ReadOnly: o.ReadOnly}); err != nil {
+	if d.index, err = index.Open(d.dir.join(indexName), index.Options{FS: d.options.storage.Index, Logger: o.Logger, ReadOnly: o.ReadOnly}); err != nil {
 		return nil, fmt.Errorf("db: %w", err)
 	}
 	undo = append(undo, d.index.Close)
 	d.loose = &looseIndex{index: d.index}
+	d.history = &chronicle{index: d.index, age: o.HistoryAge, now: time.Now, count: -1}
 	var replayed RecoveryReport
 	if replayed, err = d.openLog(ctx, begun); err != nil {
 		return nil, err
@@ -152,12 +171,21 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 	if !o.ReadOnly {
 		d.loop("curator", d.curator.run)
 		d.loop("evacuate", d.evacuateLoop)
+		if d.history.age > 0 {
+			d.loop("history", func() {
+				d.history.run(d.gate.stopping, func(err error) { d.options.Logger.Warn("history not trimmed", "error", err) })
+			})
+		}
 		if o.ScrubBytesPerSecond > 0 {
 			d.loop("scrub", d.scrubLoop)
 		}
 		if d.options.DiskBytes > 0 {
 			d.trim() // the budget may be smaller than it was
 		}
+	}
+	d.begun = begun
+	if o.Introspection {
+		d.serving = d.introspect()
 	}
 	return d, nil
 }
@@ -177,20 +205,25 @@ func (d *DB) openLog(ctx context.Context, begun time.Time) (report RecoveryRepor
 		return report, err
 	}
 	d.log, err = wal.Open(d.dir.join(walName), wal.Options{
-		FirstLSN: applied + 1, Fence: d.dir.check, FS: d.options.walFS, Logger: d.options.Logger, ReadOnly: d.options.ReadOnly,
+		RotateBytes: min(wal.RotateBytesDefault, d.options.ReplayBytes),
+		FirstLSN:    applied + 1, Fence: d.dir.check, FS: d.options.walFS, Logger: d.options.Logger, ReadOnly: d.options.ReadOnly,
 	})
 	if err != nil {
 		return report, fmt.Errorf("db: %w", err)
 	}
 	tell, done, total := d.progress(begun), int64(0), int64(d.log.Next()-1-applied)
 	tell(StageReplay, 0, total)
-	r, err := recovery.Replay(ctx, d.log, countingCatalogue{catalogue, func() {
+	r, err := recovery.Replay(ctx, d.log, countingCatalogue{historicalCatalogue{catalogue, d.history}, func() {
 		done = min(done+recovery.ReplayBatch, total)
 		tell(StageReplay, done, total)
 	}})
+	if err == nil {
+		err = d.history.replayed(r.Records, r.To)
+	}
 	if err != nil {
 		return report, errors.Join(fmt.Errorf("db: %w", err), d.log.Close())
 	}
+	d.events = newStream(max(applied, d.log.Next()-1))
 	return RecoveryReport{LogRecords: r.Records, LogBytesCut: d.log.Repair().Cut, Replay: time.Since(start)}, nil
 }
 
@@ -203,7 +236,7 @@ func (d *DB) openTiers() (err error) {
 	}); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
-	if d.arena, err = arena.New(d.options.RAMBytes, arena.Options{}); err != nil {
+	if d.arena, err = arena.New(d.options.RAMBytes, arena.Options{Lock: pageLock(d.options.Engine, d.options.Logger)}); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
 	d.segments, err = segment.Open(d.dir.join(dataName), segment.Options{
@@ -247,6 +280,7 @@ func (d *DB) reconcile(undo *[]func() error, replayed RecoveryReport) error {
 	if d.options.ReadOnly {
 		orphans, tails = nil, nil
 	}
+	d.history.gauge = func(s *Sample) { s.RAMBytes, s.LogBytes = d.arena.Usage().Used, d.log.Size() }
 	d.unproven = d.newUnproven(&plan, d.log.Next()-1, orphans, tails)
 	d.unproven.report = replayed
 	d.disk = newDiskSpace(d.segments, d.options.DiskBytes, live, d.options.Logger)
@@ -254,10 +288,11 @@ func (d *DB) reconcile(undo *[]func() error, replayed RecoveryReport) error {
 	d.residency = newResidency(d.arena, d.disk.free)
 	if d.options.ReadOnly {
 		d.residency.disk = func([]txn.Placement) {} // what nothing needs any more stays where it is
-		d.committer = newPrivateCommitter(d.log, d.index, d.options.Logger, d.follow)
-	} else if d.committer, err = newCommitter(d.log, d.index, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {
+		d.committer = newPrivateCommitter(d.log, d.index, d.history, d.options.Logger, d.follow)
+	} else if d.committer, err = newCommitter(d.log, d.index, d.history, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
+	d.committer.told = d.events.tell
 	if replayed.LogRecords > 0 {
 		d.committer.flushSoon()
 	}
@@ -353,6 +388,8 @@ func (d *DB) Close(ctx context.Context) (CloseReport, error) {
 }
 
 func (d *DB) close(ctx context.Context) error {
+	d.serving.close()
+	defer d.events.close() // at the end: what Close retires is told
 	d.closed.Aborted = d.pending.close(ctx)
 	within(ctx, d.owners.close)
 	if err := d.gate.close(ctx); err != nil {

@@ -10,6 +10,9 @@ import (
 // evictFromDisk retires and deletes the n checkpoints that go first of those whose going gives disk space back. more is false
 // once none is left.
 func (d *DB) evictFromDisk(ctx context.Context, n int) (more bool, err error) {
+	ctx, m := d.telemetry.begin(ctx, opEvictDisk)
+	var pages, bytes int64
+	defer func() { m.end(err, pages, bytes) }()
 	if more, err = d.evictOldestLoose(); more || err != nil {
 		return more, err
 	}
@@ -17,9 +20,12 @@ func (d *DB) evictFromDisk(ctx context.Context, n int) (more bool, err error) {
 	if len(victims) == 0 || err != nil {
 		return false, err
 	}
-	err = d.committer.commitEssential(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
-		return optional(txn.DecideRetire(v, victims, txn.ReasonDiskPressure, true, false))
-	}})
+	err = d.committer.commitEssential(ctx, &transaction{
+		decide: func(v txn.Reader) (txn.Record, error) {
+			return optional(txn.DecideRetire(v, victims, txn.ReasonDiskPressure, true, false))
+		},
+		applied: func(e *txn.Effects) { pages, bytes = int64(len(e.Dropped)), allocatedBytes(e.Dropped) },
+	})
 	return true, err // if they were gone by then, that made room as well
 }
 

@@ -94,7 +94,7 @@ func blocksOf(t testing.TB, dir string) (bytes int64) {
 	for _, e := range entries {
 		info, err := e.Info()
 		require.NoError(t, err)
-		bytes += blocksTaken(info)
+		bytes += blockBytesOf(info)
 	}
 	return bytes
 }

@@ -19,6 +19,9 @@ type LookupOptions struct {
 	Owner *Owner
 	// Lease is how long the restoration may be held, at most MaxLease; 0 is Options.LeaseTimeout.
 	Lease time.Duration
+	// Retry says that this request was counted before: by the lookup that the restore follows, or by a try that ended with
+	// ErrBusy. It is counted apart, so that hit ratios are of requests and not of calls.
+	Retry bool
 }
 
 func (o LookupOptions) max(s *Sequence) (int64, error) {
@@ -49,9 +52,9 @@ type Match struct {
 // and auxiliary groups, at a page boundary inside one. Equality of tokens is that of 256-bit digests over the exact tokens.
 // A miss is ErrNotFound. It changes nothing, waits for no writer and holds no lease: the prefix may be gone by the time
 // of a restore.
-func (d *DB) Lookup(ctx context.Context, s *Sequence, o LookupOptions) (Match, error) {
-	ctx, span := d.telemetry.span(ctx, "holdfast.lookup")
-	defer span.End()
+func (d *DB) Lookup(ctx context.Context, s *Sequence, o LookupOptions) (found Match, err error) {
+	ctx, m := d.telemetry.begin(ctx, opLookup)
+	defer func() { m.end(err, 0, 0) }()
 	limit, err := o.max(s)
 	if err != nil {
 		return Match{}, err
@@ -67,7 +70,7 @@ func (d *DB) Lookup(ctx context.Context, s *Sequence, o LookupOptions) (Match, e
 	if err != nil {
 		return Match{}, err
 	}
-	d.telemetry.lookup(ctx, limit, c.offset)
+	d.telemetry.lookup(o.Retry, limit, c.offset)
 	if c.offset == 0 {
 		return Match{}, miss(s)
 	}

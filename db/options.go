@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-db/holdfast/db/internal/segment"
+	"github.com/holdfast-db/holdfast/gpu"
 	"github.com/holdfast-db/holdfast/wal"
 )
 
@@ -81,12 +82,25 @@ type Options struct {
 	// ScrubBytesPerSecond is the rate at which page copies on disk are read and checked in the background, once a day; 0 is
 	// not at all.
 	ScrubBytesPerSecond int64
+	// HistoryAge is how long it is remembered which checkpoints were retired and why, at most MaxHistory of them, for
+	// Inspector.Why and for people; 0 is DefaultHistoryAge, less than 0 is not at all.
+	HistoryAge time.Duration
+	// Introspection serves a socket in the directory (SocketName, permissions 0600) through which the command line looks at
+	// the database while it is in use. Nothing can be changed through it. A directory in which a socket cannot be made is
+	// a warning and no error.
+	Introspection bool
 	// ReadOnly opens a database that is there and changes nothing on disk, which may be read-only: what a crash left to be
 	// replayed or retired is so in memory only. Several handles may be open like that, and none beside a writer. What would
 	// change the database is ErrReadOnly.
 	ReadOnly bool
+	// Engine copies between pages and device memory for Publication.FillFromDevice and Restoration.CopyToDevice; nil is none. If
+	// it copies from and to pinned memory only, as the CUDA backend does, the RAM tier is page-locked piece by piece as it
+	// grows, and a page-lock that fails counts as no room. The engine stays the caller's, who closes it after the database.
+	Engine *gpu.Engine
 	// Faults makes the payload files misbehave; nil, as it should be but for tests, is none.
 	Faults *Faults
+	// Storage is the file system under the database; nil is the operating system's. It is for tests of the database itself.
+	Storage *Storage
 	// Logger receives what an operator should see; nil is slog.Default().
 	Logger *slog.Logger
 	// MeterProvider and TracerProvider take metrics and spans; nil is the global one.
@@ -96,6 +110,7 @@ type Options struct {
 	// The file systems of log and segments; nil is the operating system's. Tests inject faults here.
 	walFS     wal.FS
 	segmentFS segment.FS
+	storage   Storage // Storage, with what it leaves out
 	// holdProof, if it is there, keeps the background from settling what Open left until it is closed.
 	holdProof <-chan struct{}
 }
@@ -113,6 +128,8 @@ const (
 	DefaultReplayBytes      = 16 << 20
 	DefaultOpenBudget       = 2 * time.Second
 	MaxOpenBudget           = 24 * time.Hour
+	DefaultHistoryAge       = 24 * time.Hour
+	MaxHistoryAge           = 366 * 24 * time.Hour
 )
 
 func (o Options) withDefaults() (Options, error) {
@@ -137,6 +154,10 @@ func (o Options) withDefaults() (Options, error) {
 		o.SupersedeGrace = DefaultSupersedeGrace
 	}
 	o.SupersedeGrace = max(o.SupersedeGrace, 0)
+	if o.HistoryAge == 0 {
+		o.HistoryAge = DefaultHistoryAge
+	}
+	o.HistoryAge = max(o.HistoryAge, 0)
 	if o.LeaseTimeout == 0 {
 		o.LeaseTimeout = DefaultLeaseTimeout
 	}
@@ -155,11 +176,24 @@ func (o Options) withDefaults() (Options, error) {
 		{"Options.OpenBudget", int64(o.OpenBudget), 1, int64(MaxOpenBudget)},
 		{"Options.AdmissionTimeout", int64(o.AdmissionTimeout), 1, int64(time.Hour)},
 		{"Options.LoadTimeout", int64(o.LoadTimeout), 1, int64(time.Hour)},
+		{"Options.HistoryAge", int64(o.HistoryAge), 0, int64(MaxHistoryAge)},
 		{"Options.LeaseTimeout", int64(o.LeaseTimeout), 1, int64(MaxLease)},
 	} {
 		if err := checkNumber(c.field, c.value, c.lo, c.hi); err != nil {
 			return o, err
 		}
+	}
+	if o.Storage != nil {
+		o.storage = *o.Storage
+	}
+	if o.storage.Directory == nil {
+		o.storage.Directory = osDirectory{}
+	}
+	if o.walFS == nil {
+		o.walFS = o.storage.Log
+	}
+	if o.segmentFS == nil {
+		o.segmentFS = o.storage.Segments
 	}
 	if err := o.Faults.validate(); err != nil {
 		return o, err

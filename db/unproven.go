@@ -292,7 +292,7 @@ func (u *unproven) inRAM(key txn.Key) bool {
 	t := u.db.residency
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p := t.pages[key]
+	p := t.pages.get(key)
 	return p != nil && p.known && !p.lost && p.slots != nil
 }
 
@@ -440,12 +440,12 @@ func (d *DB) RecoveryReport() RecoveryReport { return d.unproven.snapshot() }
 
 // countingCatalogue tells how many batches of records were applied.
 type countingCatalogue struct {
-	catalogue
+	historicalCatalogue
 	applied func()
 }
 
 func (c countingCatalogue) Update(fn func(v txn.View) error) error {
-	err := c.catalogue.Update(fn)
+	err := c.historicalCatalogue.Update(fn)
 	c.applied()
 	return err
 }

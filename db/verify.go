@@ -115,12 +115,12 @@ func newVerifier(dir string, o VerifyOptions) (*verifier, error) {
 		o: o, begun: time.Now(), files: map[uint64]int64{}, short: map[uint64]*Finding{}, affected: map[Generation]bool{},
 		names: map[txn.Key]*Namespace{}, move: map[uint64][]txn.Key{}, losing: map[uint64]map[Generation]bool{}, matched: map[uint64]int64{}, pause: pacer(o.BytesPerSecond),
 	}
-	path, err := resolve(dir)
+	path, err := resolve(osDirectory{}, dir)
 	if err != nil {
 		return nil, err
 	}
 	v.report.Directory = path
-	v.dir, err = lookDirectory(path)
+	v.dir, err = lookDirectory(osDirectory{}, path)
 	if errors.Is(err, ErrCorrupt) {
 		v.find(Finding{Kind: "marker", File: filepath.Join(path, markerName), Offset: -1, Detail: err.Error(), Remedy: BySalvage})
 		return v, nil

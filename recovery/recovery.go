@@ -36,6 +36,11 @@ type Catalogue interface {
 	Update(fn func(v txn.View) error) error
 }
 
+// Historian is a Catalogue that wants to know what each replayed record did, in the batch that carries its changes.
+type Historian interface {
+	Applied(v txn.View, lsn txn.LSN, effects *txn.Effects) error
+}
+
 // Log is the log under recovery.
 type Log interface {
 	// Replay calls fn for every record from the given LSN on, in order.
@@ -72,13 +77,21 @@ func Replay(ctx context.Context, l Log, c Catalogue) (r ReplayReport, err error)
 		record txn.Record
 	}
 	batch := make([]item, 0, ReplayBatch)
+	history, _ := c.(Historian)
 	flush := func() error {
 		if len(batch) == 0 {
 			return nil
 		}
 		err := c.Update(func(v txn.View) error {
 			for _, i := range batch {
-				if _, err := txn.Apply(v, i.lsn, i.record); err != nil {
+				effects, err := txn.Apply(v, i.lsn, i.record)
+				if err != nil {
+					return err
+				}
+				if history == nil {
+					continue
+				}
+				if err := history.Applied(v, i.lsn, effects); err != nil {
 					return err
 				}
 			}

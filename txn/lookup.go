@@ -73,6 +73,13 @@ func ListedPrefixes(v Reader, q *Query, fn func(g Generation, offset int64) (mor
 	return nil
 }
 
+// SharedBlocks tells how many whole blocks of the query some listed checkpoint runs through and goes on behind.
+func SharedBlocks(v Reader, q *Query) (blocks int64, err error) {
+	var node spineEntry
+	blocks, err = Deepest(q.Max/BlockTokens, NoGuess, func(i int64) (bool, error) { return load(v, key1(tagSpine, q.Spine(i)), &node) })
+	return max(blocks, 0), err
+}
+
 // Deepest finds the last i of 0…last for which present holds, −1 if there is none. What is present at i is present at every
 // smaller index, and the last index that is asked about and present is the answer. near is a guess at the answer, −1…last, or NoGuess:
 // one that is right costs two questions at most. Without one it looks at the end and one before it, because a conversation that

@@ -110,7 +110,7 @@ type openResult struct {
 // newBenchOpenChildCommand is the process that makes or opens a directory. People have no use for it.
 func newBenchOpenChildCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "bench-open-child TASK", Hidden: true, Args: cobra.ExactArgs(1), Short: "Make or open a directory for bench open",
+		Use: "open-child TASK", Hidden: true, Args: cobra.ExactArgs(1), Short: "Make or open a directory for bench open",
 		RunE: func(c *cobra.Command, args []string) error {
 			var task openTask
 			if err := json.Unmarshal([]byte(args[0]), &task); err != nil {
@@ -271,7 +271,7 @@ func openChild(ctx context.Context, t openTask) (r openResult, err error) {
 	if err != nil {
 		self = os.Args[0]
 	}
-	c := exec.CommandContext(ctx, self, "bench-open-child", string(task))
+	c := exec.CommandContext(ctx, self, "open-child", string(task))
 	dieWithParent(c)
 	out, err := c.Output()
 	if len(out) == 0 {
