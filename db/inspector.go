@@ -246,8 +246,8 @@ func (r *residency) tierOf(m *txn.Manifest, durable bool) string {
 			keys = []txn.Key{g.Head}
 		}
 		for _, key := range keys {
-			p := r.pages[key]
-			inRAM = inRAM && p != nil && p.slots != nil && p.filler == nil
+			p := r.pages.get(key)
+			inRAM = inRAM && p != nil && p.slots != nil && p.filler() == nil
 		}
 	}
 	switch {
@@ -403,18 +403,18 @@ func (i inspector) page(v txn.Reader, p *PageInfo) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_, p.Quarantined = r.quarantine[p.Key]
-	x := r.pages[p.Key]
+	x := r.pages.get(p.Key)
 	if x == nil {
 		return nil
 	}
-	p.Pins = x.pins
+	p.Pins = int(x.pins)
 	switch {
-	case x.filler != nil:
+	case x.filler() != nil:
 		p.RAM = "filling"
-	case x.slots == nil && x.job != nil:
+	case x.slots == nil && x.job() != nil:
 		p.RAM = "loading"
 	case x.slots == nil:
-	case x.job != nil:
+	case x.job() != nil:
 		p.RAM = "writing"
 	case x.dirty():
 		p.RAM = "dirty"
@@ -423,7 +423,6 @@ func (i inspector) page(v txn.Reader, p *PageInfo) error {
 	}
 	return nil
 }
-
 
 func (i inspector) Log(ctx context.Context, q LogQuery) (*LogInfo, error) {
 	limit := 0
