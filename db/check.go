@@ -41,8 +41,8 @@ func (d *DB) checkTiers(live map[uint64]segmentLive) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var ram int64
-	for _, p := range t.pages {
-		if p.pins > 0 || p.filler != nil || p.job != nil {
+	for p := range t.pages.all() {
+		if p.pins > 0 || p.filler() != nil || p.job() != nil {
 			return nil
 		}
 		for _, slot := range p.slots {

@@ -140,6 +140,14 @@ func (f seamSegments) Create(path string, direct bool) (file segment.File, err e
 	return seamFile{file, f.s, path}, nil
 }
 
+func (f seamSegments) Open(path string, write, direct bool) (segment.File, error) {
+	file, err := f.FS.Open(path, write, direct)
+	if err != nil || !write {
+		return file, err
+	}
+	return seamFile{file, f.s, path}, nil
+}
+
 func (f seamSegments) Remove(path string) error {
 	return f.s.run("remove", path, func() error { return f.FS.Remove(path) })
 }

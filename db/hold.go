@@ -66,6 +66,9 @@ func (h *hold) spent() (pages []*page) {
 	return pages
 }
 
+// label implements holder.
+func (h *hold) label() string { return h.what }
+
 // end implements holder.
 func (h *hold) end(why string) {
 	t := h.db.residency

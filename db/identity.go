@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/holdfast-db/holdfast/txn"
 )
@@ -187,7 +188,9 @@ func (n *Namespace) Layout() Layout { return n.identity.Layout.clone() }
 func (n *Namespace) Encoding() []byte { return bytes.Clone(n.encoding) }
 
 // NewSequence gives an empty sequence.
-func (n *Namespace) NewSequence() *Sequence { return &Sequence{namespace: n, head: n.seed} }
+func (n *Namespace) NewSequence() *Sequence {
+	return &Sequence{namespace: n, head: n.seed, near: new(atomic.Int64)}
+}
 
 // ParseNamespace reads a canonical encoding. Anything but the exact bytes that Encoding gives is ErrCorrupt; a version that
 // this build does not know is ErrUnsupported. What it allocates is bounded by a small multiple of len(encoding).

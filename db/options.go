@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-db/holdfast/db/internal/segment"
+	"github.com/holdfast-db/holdfast/gpu"
 	"github.com/holdfast-db/holdfast/wal"
 )
 
@@ -68,15 +69,34 @@ type Options struct {
 	SupersedeGrace time.Duration
 	// SegmentBytes is the size at which a segment file is closed and the next one begun; 0 is DefaultSegmentBytes.
 	SegmentBytes int64
-	// ReplayBytes bounds the log that an open after a crash has to replay; 0 is DefaultReplayBytes.
+	// ReplayBytes bounds the log that an open after a crash has to replay, a page in it counted as 512 bytes at least; 0 is
+	// DefaultReplayBytes.
 	ReplayBytes int64
+	// OpenBudget is the time after which Open serves, 0 is DefaultOpenBudget. What it has not come to by then is settled in the
+	// background, and is not listed until then. Opening the parts and replaying the log are always waited for; ReplayBytes
+	// bounds them.
+	OpenBudget time.Duration
+	// OpenProgress is told how far Open has come, on its goroutine, and after it has returned on one in the background, until
+	// StageComplete. It must not call the database. nil is nobody.
+	OpenProgress func(OpenProgress)
 	// ScrubBytesPerSecond is the rate at which page copies on disk are read and checked in the background, once a day; 0 is
 	// not at all.
 	ScrubBytesPerSecond int64
+	// HistoryAge is how long it is remembered which checkpoints were retired and why, at most MaxHistory of them, for
+	// Inspector.Why and for people; 0 is DefaultHistoryAge, less than 0 is not at all.
+	HistoryAge time.Duration
+	// Introspection serves a socket in the directory (SocketName, permissions 0600) through which the command line looks at
+	// the database while it is in use. Nothing can be changed through it. A directory in which a socket cannot be made is
+	// a warning and no error.
+	Introspection bool
 	// ReadOnly opens a database that is there and changes nothing on disk, which may be read-only: what a crash left to be
 	// replayed or retired is so in memory only. Several handles may be open like that, and none beside a writer. What would
 	// change the database is ErrReadOnly.
 	ReadOnly bool
+	// Engine copies between pages and device memory for Publication.FillFromDevice and Restoration.CopyToDevice; nil is none. If
+	// it copies from and to pinned memory only, as the CUDA backend does, the RAM tier is page-locked piece by piece as it
+	// grows, and a page-lock that fails counts as no room. The engine stays the caller's, who closes it after the database.
+	Engine *gpu.Engine
 	// Faults makes the payload files misbehave; nil, as it should be but for tests, is none.
 	Faults *Faults
 	// Storage is the file system under the database; nil is the operating system's. It is for tests of the database itself.
@@ -91,6 +111,8 @@ type Options struct {
 	walFS     wal.FS
 	segmentFS segment.FS
 	storage   Storage // Storage, with what it leaves out
+	// holdProof, if it is there, keeps the background from settling what Open left until it is closed.
+	holdProof <-chan struct{}
 }
 
 // Defaults and limits of Options.
@@ -104,6 +126,10 @@ const (
 	DefaultSupersedeGrace   = 300 * time.Second
 	DefaultSegmentBytes     = 256 << 20
 	DefaultReplayBytes      = 16 << 20
+	DefaultOpenBudget       = 2 * time.Second
+	MaxOpenBudget           = 24 * time.Hour
+	DefaultHistoryAge       = 24 * time.Hour
+	MaxHistoryAge           = 366 * 24 * time.Hour
 )
 
 func (o Options) withDefaults() (Options, error) {
@@ -121,10 +147,17 @@ func (o Options) withDefaults() (Options, error) {
 	if o.LoadTimeout == 0 {
 		o.LoadTimeout = DefaultLoadTimeout
 	}
+	if o.OpenBudget == 0 {
+		o.OpenBudget = DefaultOpenBudget
+	}
 	if o.SupersedeGrace == 0 {
 		o.SupersedeGrace = DefaultSupersedeGrace
 	}
 	o.SupersedeGrace = max(o.SupersedeGrace, 0)
+	if o.HistoryAge == 0 {
+		o.HistoryAge = DefaultHistoryAge
+	}
+	o.HistoryAge = max(o.HistoryAge, 0)
 	if o.LeaseTimeout == 0 {
 		o.LeaseTimeout = DefaultLeaseTimeout
 	}
@@ -140,8 +173,10 @@ func (o Options) withDefaults() (Options, error) {
 		{"Options.SegmentBytes", o.SegmentBytes, 1 << 20, 1 << 40},
 		{"Options.ScrubBytesPerSecond", o.ScrubBytesPerSecond, 0, 1 << 50},
 		{"Options.ReplayBytes", o.ReplayBytes, 64 << 10, 1 << 32},
+		{"Options.OpenBudget", int64(o.OpenBudget), 1, int64(MaxOpenBudget)},
 		{"Options.AdmissionTimeout", int64(o.AdmissionTimeout), 1, int64(time.Hour)},
 		{"Options.LoadTimeout", int64(o.LoadTimeout), 1, int64(time.Hour)},
+		{"Options.HistoryAge", int64(o.HistoryAge), 0, int64(MaxHistoryAge)},
 		{"Options.LeaseTimeout", int64(o.LeaseTimeout), 1, int64(MaxLease)},
 	} {
 		if err := checkNumber(c.field, c.value, c.lo, c.hi); err != nil {

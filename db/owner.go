@@ -24,7 +24,10 @@ type Owner struct {
 }
 
 // holder is what an owner, a deadline or a context can end from outside: a publication or a restoration.
-type holder interface{ end(why string) }
+type holder interface {
+	end(why string)
+	label() string // for messages
+}
 
 // Limits of owners and leases.
 const (
@@ -114,6 +117,14 @@ func (o *Owner) alive() error {
 	return nil
 }
 
+// label names the owner in messages.
+func (o *Owner) label() string {
+	if o == nil {
+		return "the process"
+	}
+	return o.name
+}
+
 // Close ends the owner and everything it holds. Closing again does nothing.
 func (o *Owner) Close() { o.endAll("was closed") }
 
@@ -177,6 +188,20 @@ type lease struct {
 	holder holder
 	timer  *time.Timer
 	detach func() bool
+	set    *leaseSet
+}
+
+// leaseSet is the set of leases that last, for people to look at.
+type leaseSet struct {
+	mu  sync.Mutex // guards all
+	all map[*lease]leaseTerm
+}
+
+// leaseTerm is what does not change over a lease.
+type leaseTerm struct {
+	owner        string // empty: the process itself
+	holder       holder
+	began, until time.Time
 }
 
 // leaseLength gives the length of a lease: the request's, or the default.
@@ -194,9 +219,18 @@ func (l *lease) begin(ctx context.Context, d *DB, o *Owner, h holder, length tim
 	if err := o.take(d, h); err != nil {
 		return err
 	}
-	l.owner, l.holder = o, h
+	l.owner, l.holder, l.set = o, h, &d.leases
+	term := leaseTerm{holder: h, began: time.Now()}
+	term.until = term.began.Add(length)
+	if o != nil {
+		term.owner = o.name
+	}
+	l.set.mu.Lock()
+	l.set.all[l] = term
+	l.set.mu.Unlock()
 	l.timer = time.AfterFunc(length, func() {
 		d.counters.leasesExpired.Add(1)
+		d.options.Logger.Warn("lease over", "of", h.label(), "owner", o.label(), "after", length)
 		h.end(fmt.Sprintf("taken back: its lease of %v is over", length))
 	})
 	l.detach = context.AfterFunc(ctx, func() { h.end("taken back: its context ended") })
@@ -212,6 +246,9 @@ func (l *lease) stop() {
 	}
 	l.timer.Stop()
 	l.detach()
+	l.set.mu.Lock()
+	delete(l.set.all, l)
+	l.set.mu.Unlock()
 	l.owner.drop(l.holder)
 }
 

@@ -34,7 +34,12 @@ const (
 //
 // The order is payload, sync, record, sync (payload-before-record): segments return after the sync, the record comes
 // after that, and the commit of the record is durable.
-func (d *DB) persist(ctx context.Context, pages []*page) error {
+func (d *DB) persist(ctx context.Context, pages []*page) (err error) {
+	if n, bytes := d.residency.unwritten(pages); n > 0 {
+		var m measured
+		ctx, m = d.telemetry.begin(ctx, opPersist)
+		defer func() { m.end(err, n, bytes) }()
+	}
 	if err := d.writePages(ctx, pages); err != nil {
 		return err
 	}
@@ -95,11 +100,11 @@ func (d *DB) writePages(ctx context.Context, pages []*page) error {
 		for _, p := range pages {
 			switch {
 			case p.place != nil:
-			case p.slots == nil || p.filler != nil || p.lost:
+			case p.slots == nil || p.filler() != nil || p.lost:
 				r.mu.Unlock()
 				return fmt.Errorf("db: page %s has no complete copy to write: %w", p.key.Short(), ErrConflict)
-			case p.job != nil:
-				wait = p.job
+			case p.job() != nil:
+				wait = p.job()
 			default:
 				mine = append(mine, p)
 			}
@@ -112,9 +117,9 @@ func (d *DB) writePages(ctx context.Context, pages []*page) error {
 			own = &job{done: make(chan struct{})}
 			taken := mine[:0]
 			for _, p := range mine {
-				if p.job == nil { // a list may name a page twice
+				if p.job() == nil { // a list may name a page twice
 					r.pin(p)
-					p.job = own
+					p.using().job = own
 					taken = append(taken, p)
 				}
 			}
@@ -180,7 +185,9 @@ func (d *DB) endJob(j *job, pages []*page, err error) {
 	r := d.residency
 	r.mu.Lock()
 	for _, p := range pages {
-		p.job = nil
+		if p.use != nil {
+			p.use.job = nil
+		}
 	}
 	if j.late {
 		d.lateWrites.Add(-1)

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/holdfast-db/holdfast/db/internal/arena"
 	"github.com/holdfast-db/holdfast/db/internal/segment"
 	"github.com/holdfast-db/holdfast/txn"
@@ -87,10 +89,20 @@ type Publication struct {
 	durable  bool
 	replay   bool // listed before it began: nothing to write, nothing claimed
 
+	// chains has one entry for each group: how many pages of a chained group the catalogue knew when they were claimed, and the
+	// keys of those after them.
+	chains []chain
+
 	claims []*page // pinned; not in the catalogue when the publication began
 	groups []claim // where in the checkpoint each of them stands
 	byKey  map[txn.Key]bool
 	lease  lease
+
+	// What is told of it when it ends.
+	counted            bool // it began
+	whole              measured
+	newPages, newBytes int64 // claimed: pages, and their bytes on all ranks
+	failed             error // of its final step; with mu
 
 	// ended is cancelled by interrupt when the publication is ended from outside: a commit that waits for the disk, and holds mu
 	// meanwhile, waits no longer.
@@ -109,6 +121,12 @@ type Publication struct {
 	done       bool        // listed, failed, aborted or taken back: all pins are given back, but for
 	transfers  map[int]int // copies that are not proven finished, by rank, and
 	quarantine []*page     // pages that such copies may still be writing; pinned
+}
+
+// chain is the part of a group's chain that is new.
+type chain struct {
+	known int64     // pages before it
+	keys  []txn.Key // of the pages after these
 }
 
 // claim says which page of the checkpoint a claimed page is.
@@ -225,8 +243,20 @@ type need struct {
 // Errors: ErrInvalid and ErrTooLarge for a request that breaks a rule or a limit, ErrBusy if no room came or too many
 // publications are pending, ErrClosed, ErrFenced, ErrIO. Nothing is left behind by a Begin that failed.
 func (d *DB) Begin(ctx context.Context, r PublishRequest) (*Publication, error) {
-	ctx, span := d.telemetry.span(ctx, "holdfast.begin")
-	defer span.End()
+	ctx, whole := d.telemetry.begin(ctx, opPublish)
+	ctx, m := d.telemetry.begin(ctx, opBegin)
+	p, err := d.begin(ctx, &r, whole)
+	if err != nil {
+		m.end(err, 0, 0)
+		whole.close(err, 0, 0)
+		return nil, err
+	}
+	m.end(nil, p.newPages, p.newBytes)
+	return p, nil
+}
+
+// begin is Begin. What it gives ends the measuring of the whole.
+func (d *DB) begin(ctx context.Context, r *PublishRequest, whole measured) (*Publication, error) {
 	if err := d.enterToWrite(ctx); err != nil {
 		return nil, err
 	}
@@ -235,7 +265,7 @@ func (d *DB) Begin(ctx context.Context, r PublishRequest) (*Publication, error) 
 	if err != nil {
 		return nil, err
 	}
-	p, err := d.newPublication(&r)
+	p, err := d.newPublication(r)
 	if err != nil {
 		d.telemetry.rejected.Add(1)
 		return nil, err
@@ -250,7 +280,12 @@ func (d *DB) Begin(ctx context.Context, r PublishRequest) (*Publication, error) 
 			return nil, err
 		}
 		d.telemetry.replays.Add(1)
+		whole.close(nil, 0, 0)
 		return p, nil
+	}
+	p.counted, p.whole = true, whole
+	for _, q := range p.claims {
+		p.newPages, p.newBytes = p.newPages+1, p.newBytes+q.bytes*int64(p.manifest.Ranks)
 	}
 	if err := p.lease.begin(ctx, d, r.Owner, p, length); err != nil {
 		p.end("refused")
@@ -384,11 +419,18 @@ func checkPositions(g *Group, positions []int64, first, count, offset int64) err
 
 // chainKey gives the key of a page of a chained group.
 func (p *Publication) chainKey(group int, position int64) txn.Key {
+	if group < len(p.chains) {
+		c := &p.chains[group]
+		if i := position - c.known; i >= 0 && i < int64(len(c.keys)) {
+			return c.keys[i]
+		}
+	}
 	return p.sequence.pageKey(group, position, p.layout.pageEnd(group, position, p.manifest.Offset))
 }
 
 // missing finds the pages that the catalogue does not know, and the known pages that the checkpoint builds on.
 func (p *Publication) missing(v txn.Reader) (needs []need, bases []txn.Key, err error) {
+	chains := make([]chain, len(p.manifest.Groups))
 	for i := range p.manifest.Groups {
 		g := &p.manifest.Groups[i]
 		if !g.Chained {
@@ -415,7 +457,11 @@ func (p *Publication) missing(v txn.Reader) (needs []need, bases []txn.Key, err 
 			}
 			return p.chainKey(i, k)
 		}
-		known, err := txn.Deepest(g.Count-1, func(k int64) (bool, error) {
+		near := int64(txn.NoGuess)
+		if blocks := p.sequence.near.Load(); blocks > 0 {
+			near = min(blocks*txn.BlockTokens/p.layout.Groups[i].PageTokens, g.Count) - 1
+		}
+		known, err := txn.Deepest(g.Count-1, near, func(k int64) (bool, error) {
 			entry, err := txn.ReadPage(v, keyAt(k))
 			return entry != nil, err
 		})
@@ -427,22 +473,31 @@ func (p *Publication) missing(v txn.Reader) (needs []need, bases []txn.Key, err 
 			parent = keyAt(known)
 			bases = append(bases, parent)
 		}
+		chains[i].known = known + 1
 		for k := known + 1; k < g.Count; k++ {
 			n := need{claim: claim{i, k}, key: keyAt(k), parent: parent, bytes: g.PageBytes, class: segment.Shared}
 			if k == g.Count-1 && p.manifest.Offset%p.layout.Groups[i].PageTokens != 0 {
 				n.class = segment.Own // a page that is not full belongs to this checkpoint alone
 			}
 			needs = append(needs, n)
+			chains[i].keys = append(chains[i].keys, n.key)
 			parent = n.key
 		}
 	}
+	p.chains = chains
 	return needs, bases, nil
 }
 
 // claimPages looks up what is missing, reserves RAM for it and claims it. What others did in between is noticed by looking
 // again after the bases are registered; then it begins anew.
 func (p *Publication) claimPages(ctx context.Context) error {
-	for range claimTries {
+	for try := range claimTries {
+		if try > 0 {
+			if err := p.db.makeWay(ctx, try); err != nil {
+				return fmt.Errorf("db: publication at %d: the pages it builds on kept changing: %w: %w", p.manifest.Offset, ErrBusy, err)
+			}
+		}
+		unproven := p.db.unproven.active.Load()
 		snapshot := p.db.index.Snapshot()
 		state, err := txn.ReadState(snapshot, p.gen)
 		var needs []need
@@ -453,7 +508,17 @@ func (p *Publication) claimPages(ctx context.Context) error {
 				needs, bases, err = p.missing(snapshot)
 			}
 		}
+		var gone []Generation
+		if err == nil && unproven {
+			gone, err = p.db.unproven.met(snapshot, p.gen, state, bases)
+		}
 		snapshot.Close()
+		if err == nil && len(gone) > 0 {
+			p.listed = false
+			if err = p.db.unproven.settle(ctx, gone); err == nil {
+				continue
+			}
+		}
 		if err != nil || p.listed {
 			return err
 		}
@@ -476,7 +541,7 @@ func (p *Publication) tryClaim(ctx context.Context, needs []need, bases []txn.Ke
 	}
 	var sizes []int64
 	for i := range needs {
-		if q := r.pages[needs[i].key]; q == nil {
+		if q := r.pages.get(needs[i].key); q == nil {
 			for range p.manifest.Ranks {
 				sizes = append(sizes, needs[i].bytes)
 			}
@@ -524,18 +589,18 @@ func (p *Publication) claim(needs []need, slots []arena.Slot) (unproven <-chan s
 	}()
 	for i := range needs {
 		n := &needs[i]
-		q := r.pages[n.key]
+		q := r.pages.get(n.key)
 		if q == nil {
 			if len(slots) < p.manifest.Ranks || slots[0].Len() != n.bytes {
 				return nil
 			}
-			q = &page{key: n.key, parent: n.parent, bytes: n.bytes, class: n.class, filler: p, done: make([]bool, p.manifest.Ranks)}
+			q = &page{key: n.key, parent: n.parent, bytes: n.bytes, class: n.class, use: &pageUse{filler: p, done: make([]bool, p.manifest.Ranks)}}
 			q.slots, slots = slices.Clone(slots[:p.manifest.Ranks]), slots[p.manifest.Ranks:]
-			r.pages[n.key] = q
+			r.pages.put(q)
 		} else if q.unproven {
 			return q.wait()
-		} else if q.filler != nil {
-			q.followers = append(q.followers, p)
+		} else if q.filler() != nil {
+			q.use.followers = append(q.use.followers, p)
 		}
 		r.pin(q)
 		p.claims = append(p.claims, q)
@@ -546,11 +611,15 @@ func (p *Publication) claim(needs []need, slots []arena.Slot) (unproven <-chan s
 }
 
 // stillMissing tells whether the catalogue still knows none of the pages, now that they are claimed and nobody else can list them.
-// One that it learned since they were looked up has been listed with other memory and other copies.
+// One that it learned since they were looked up has been listed with other memory and other copies. It knows no page of a chain
+// without the one before it, so only the first of each chain has to be asked about.
 func (p *Publication) stillMissing(needs []need) (bool, error) {
 	snapshot := p.db.index.Snapshot()
 	defer snapshot.Close()
 	for i := range needs {
+		if i > 0 && needs[i].parent == needs[i-1].key {
+			continue
+		}
 		entry, err := txn.ReadPage(snapshot, needs[i].key)
 		if err != nil || entry != nil {
 			return false, err
@@ -578,16 +647,18 @@ func (p *Publication) letGo() {
 	var out leftovers
 	r.mu.Lock()
 	for _, q := range p.claims {
-		q.followers = slices.DeleteFunc(q.followers, func(f *Publication) bool { return f == p })
-		if q.filler == p {
-			q.filler = nil
+		if q.use != nil {
+			q.use.followers = slices.DeleteFunc(q.use.followers, func(f *Publication) bool { return f == p })
+		}
+		if q.filler() == p {
+			q.use.filler = nil
 			if len(p.transfers) > 0 {
 				q.lost = true // a copy may still be writing to it
 				r.forget(q)
 				r.pin(q)
 				p.quarantine = append(p.quarantine, q)
-			} else if len(q.followers) > 0 {
-				q.filler, q.followers = q.followers[0], q.followers[1:]
+			} else if len(q.use.followers) > 0 {
+				q.use.filler, q.use.followers = q.use.followers[0], q.use.followers[1:]
 			} else {
 				q.lost = true // unfinished bytes: never readable by anybody
 			}
@@ -613,6 +684,7 @@ func (p *Publication) finish(why string) {
 	p.done = true
 	p.attempt.End(why)
 	p.lease.stop()
+	p.tell(why)
 	for _, s := range p.slots {
 		s.setClosed(p.attempt.Alive())
 	}
@@ -620,6 +692,27 @@ func (p *Publication) finish(why string) {
 	clear(p.slots)
 	p.db.pending.remove(p)
 }
+
+// tell counts and measures a publication that has ended.
+func (p *Publication) tell(why string) {
+	if !p.counted {
+		return
+	}
+	if p.whole.span.IsRecording() {
+		p.whole.span.SetAttributes(attribute.String(keyEnd, why))
+	}
+	if !p.listed {
+		p.db.telemetry.ended.Add(1)
+	}
+	if p.listed || p.failed != nil {
+		p.whole.end(p.failed, p.newPages, p.newBytes)
+	} else {
+		p.whole.close(nil, p.newPages, p.newBytes)
+	}
+}
+
+// label implements holder.
+func (p *Publication) label() string { return fmt.Sprintf("publication at %d", p.manifest.Offset) }
 
 // errAborted is why a commit that its caller aborts meanwhile does not go on.
 var errAborted = errors.New("aborted")
@@ -731,8 +824,8 @@ func (p *Publication) tryslots(rank int) (slots []*Slot, wait <-chan struct{}, e
 		switch {
 		case q.lost:
 			return nil, nil, p.errQuarantined(i)
-		case q.filler == nil || q.done[rank]:
-		case q.filler != p:
+		case q.filler() == nil || q.use.done[rank]:
+		case q.filler() != p:
 			return nil, q.wait(), nil
 		default:
 			slots = append(slots, p.slot(rank, i))
@@ -776,8 +869,8 @@ func (p *Publication) checkRank(rank int) error {
 // publication has ended or what it builds on is gone; ErrClosed. Any error of the last rank's final step ends the publication:
 // nothing of it stays, and it may be begun anew.
 func (p *Publication) Commit(ctx context.Context, rank int) (listed bool, err error) {
-	ctx, span := p.db.telemetry.span(ctx, "holdfast.commit")
-	defer span.End()
+	ctx, m := p.db.telemetry.begin(p.whole.within(ctx), opCommit)
+	defer func() { m.end(err, 0, 0) }()
 	if err := p.checkRank(rank); err != nil {
 		return false, err
 	}
@@ -806,6 +899,7 @@ func (p *Publication) Commit(ctx context.Context, rank int) (listed bool, err er
 	ctx, stop := p.untilEnded(ctx)
 	defer stop()
 	if listed, err = p.publish(ctx); err != nil {
+		p.failed = err
 		p.fail()
 		return false, err
 	}
@@ -813,6 +907,7 @@ func (p *Publication) Commit(ctx context.Context, rank int) (listed bool, err er
 		p.db.telemetry.replays.Add(1)
 	}
 	p.listed = true
+	p.sequence.near.Store(p.manifest.SpineIndex() + 1)
 	p.finish("published")
 	return listed, nil
 }
@@ -842,9 +937,9 @@ func (p *Publication) commitRank(rank int) error {
 	defer r.mu.Unlock()
 	for _, i := range filled {
 		q := p.claims[i]
-		q.done[rank] = true
-		if !slices.Contains(q.done, false) {
-			q.filler, q.followers, q.done = nil, nil, nil
+		q.use.done[rank] = true
+		if !slices.Contains(q.use.done, false) {
+			q.use.filler, q.use.followers, q.use.done = nil, nil, nil
 		}
 		q.signal()
 	}
@@ -864,8 +959,8 @@ func (p *Publication) toFill(rank int) (claims []int, err error) {
 		switch {
 		case q.lost:
 			return nil, p.errQuarantined(i)
-		case q.filler == nil || q.done[rank]:
-		case q.filler != p:
+		case q.filler() == nil || q.use.done[rank]:
+		case q.filler() != p:
 			return nil, fmt.Errorf("db: rank %d: group %q, page %d is being filled by another publication: %w", rank,
 				p.layout.Groups[p.groups[i].group].Name, p.groups[i].position, ErrBusy)
 		default:
@@ -908,7 +1003,7 @@ func (p *Publication) publish(ctx context.Context) (listed bool, err error) {
 				clear(written)
 				rec, err := txn.DecidePublish(v, &txn.PublishIntent{
 					Manifest: p.manifest, Committed: p.attempt.Committed(), Encoding: p.sequence.namespace.encoding, Durable: p.durable,
-					SpineKey: p.sequence.spine, ChainKey: p.chainKey, PrefixKey: p.sequence.prefix,
+					SpineKey: p.sequence.spine, ChainKey: p.chainKey, SpineNear: p.sequence.near.Load(), ChainNear: p.chainsNear(), PrefixKey: p.sequence.prefix,
 					Have: p.have,
 				})
 				if v, ok := err.(*txn.Violation); ok && v.Class == ErrConflict {
@@ -936,6 +1031,15 @@ func (p *Publication) publish(ctx context.Context) (listed bool, err error) {
 	return false, fmt.Errorf("db: publication at %d: its pages kept changing: %w", p.manifest.Offset, cmp.Or(err, ErrBusy))
 }
 
+// chainsNear gives how many pages of each group the catalogue knew when the publication claimed those that it did not.
+func (p *Publication) chainsNear() []int64 {
+	near := make([]int64, len(p.chains))
+	for i := range p.chains {
+		near[i] = p.chains[i].known
+	}
+	return near
+}
+
 // wantsMore tells whether the checkpoint, which is listed, has to be durable and is not.
 func (p *Publication) wantsMore(v txn.Reader) (bool, error) {
 	if !p.durable {
@@ -951,7 +1055,7 @@ func (p *Publication) have(key txn.Key) ([]txn.Placement, bool) {
 	r := p.db.residency
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	q := r.pages[key]
+	q := r.pages.get(key)
 	if q == nil || !q.complete() || q.lost {
 		return nil, false
 	}
@@ -999,7 +1103,7 @@ func (p *Publication) undurableBases() (pages []*page, err error) {
 		}
 		if len(entry.Place) == 0 {
 			r.mu.Lock()
-			if q := r.pages[key]; q != nil {
+			if q := r.pages.get(key); q != nil {
 				r.pin(q)
 				pages = append(pages, q)
 			}

@@ -102,8 +102,8 @@ func (d *DB) enterToWrite(ctx context.Context) error {
 }
 
 // newPrivateCommitter makes the committer of a read-only handle.
-func newPrivateCommitter(l *wal.Log, x *index.Index, logger *slog.Logger, effects func(*txn.Effects)) *committer {
-	return &committer{log: l, index: x, effects: effects, logger: logger, next: l.Next()}
+func newPrivateCommitter(l *wal.Log, x *index.Index, h *chronicle, logger *slog.Logger, effects func(*txn.Effects)) *committer {
+	return &committer{log: l, index: x, history: h, effects: effects, logger: logger, next: l.Next()}
 }
 
 // commitPrivately carries a transaction out in memory.

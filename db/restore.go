@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
+	"time"
 
 	"github.com/holdfast-db/holdfast/db/internal/segment"
 	"github.com/holdfast-db/holdfast/txn"
@@ -28,6 +30,8 @@ type Restoration struct {
 	meta   []byte
 	where  []claim
 	last   txn.Key // as in candidate
+	cold   int64   // pages that were not in RAM
+	bytes  int64   // of all ranks
 }
 
 // Offset is the length of the restored prefix in tokens.
@@ -55,7 +59,10 @@ func (r *Restoration) Pages(rank int) []Page {
 }
 
 // Bounds of what a restore retries.
-const restoreTries = 256
+const (
+	restoreTries = 256
+	stepAside    = time.Millisecond // from the fifth try on, after some that only let others run
+)
 
 // errChanged says that the catalogue moved on under a restore.
 var errChanged = fmt.Errorf("db: the catalogue changed: %w", ErrBusy)
@@ -69,9 +76,15 @@ var errChanged = fmt.Errorf("db: the catalogue changed: %w", ErrBusy)
 // Errors: ErrNotFound is a miss; ErrConflict: the owner has ended; ErrBusy means that no room came before the context or the
 // admission timeout ended, that the disk did not answer within Options.LoadTimeout, or that too many restorations are held, and the
 // checkpoint stays listed; ErrTooLarge that it is larger than the RAM tier; ErrInvalid, ErrClosed, ErrIO.
-func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (*Restoration, error) {
-	ctx, span := d.telemetry.span(ctx, "holdfast.restore")
-	defer span.End()
+func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (r *Restoration, err error) {
+	ctx, m := d.telemetry.begin(ctx, opRestore)
+	defer func() {
+		if r == nil {
+			m.end(err, 0, 0)
+			return
+		}
+		m.end(err, int64(len(r.where)), r.bytes)
+	}()
 	limit, err := o.max(s)
 	if err != nil {
 		return nil, err
@@ -87,11 +100,15 @@ func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (*Restor
 	if err := d.admit(); err != nil {
 		return nil, err
 	}
-	r, err := d.restore(ctx, s, limit)
+	r, err = d.restore(ctx, s, o.Retry, limit)
 	if err != nil {
 		d.counters.leases.Add(-1)
+		if errors.Is(err, ErrBusy) {
+			d.options.Logger.Warn("restore gave up", "tokens", limit, "ranks", s.namespace.identity.Layout.Ranks, "owner", o.Owner.label(), "seconds", time.Since(m.begun).Seconds(), "error", err)
+		}
 		return nil, err
 	}
+	d.telemetry.handedOut(int64(len(r.where)), r.cold, r.bytes)
 	if err := r.lease.begin(ctx, d, o.Owner, r, length); err != nil {
 		r.end("refused")
 		return nil, err
@@ -99,7 +116,7 @@ func (d *DB) Restore(ctx context.Context, s *Sequence, o LookupOptions) (*Restor
 	return r, nil
 }
 
-func (d *DB) restore(ctx context.Context, s *Sequence, limit int64) (*Restoration, error) {
+func (d *DB) restore(ctx context.Context, s *Sequence, again bool, limit int64) (*Restoration, error) {
 	changes, asked := 0, limit
 	for {
 		r, err := d.restoreLongest(ctx, s, limit)
@@ -107,7 +124,7 @@ func (d *DB) restore(ctx context.Context, s *Sequence, limit int64) (*Restoratio
 		var waits *beingRetired
 		switch {
 		case err == nil:
-			d.telemetry.restore(ctx, asked, r)
+			d.telemetry.lookup(again, asked, r.offset)
 			d.curator.note(candidate{gen: r.gen, last: r.last})
 			return r, nil
 		case errors.As(err, &gone):
@@ -120,6 +137,9 @@ func (d *DB) restore(ctx context.Context, s *Sequence, limit int64) (*Restoratio
 				return nil, err
 			}
 			if !errors.As(err, &waits) {
+				if cause := d.makeWay(ctx, changes); cause != nil {
+					return nil, fmt.Errorf("%w: %w", err, cause)
+				}
 				continue
 			}
 			select {
@@ -130,12 +150,29 @@ func (d *DB) restore(ctx context.Context, s *Sequence, limit int64) (*Restoratio
 				return nil, fmt.Errorf("%w: %w", err, context.Cause(ctx))
 			}
 		case errors.Is(err, ErrNotFound):
-			d.telemetry.lookup(ctx, asked, 0)
+			d.telemetry.lookup(again, asked, 0)
 			return nil, err
 		default:
 			return nil, err
 		}
 	}
+}
+
+// makeWay lets what is between two states go on, so that a call which has looked n times does not look all its tries away while
+// the other one waits for a processor. It gives the cause if the context ends meanwhile.
+func (d *DB) makeWay(ctx context.Context, n int) error {
+	if n <= 4 {
+		runtime.Gosched()
+		return context.Cause(ctx)
+	}
+	timer := time.NewTimer(stepAside)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-d.gate.stopping:
+	case <-ctx.Done():
+	}
+	return context.Cause(ctx)
 }
 
 // lostPages says that pages of a candidate could not be read back, and that all that needs them is retired.
@@ -160,8 +197,9 @@ func (*beingRetired) Unwrap() error { return errChanged }
 
 // restoreLongest restores the longest candidate.
 func (d *DB) restoreLongest(ctx context.Context, s *Sequence, limit int64) (*Restoration, error) {
+	unproven := d.unproven.active.Load()
 	snapshot := d.index.Snapshot()
-	c, err := longest(snapshot, s, limit)
+	c, err := d.longest(snapshot, s, limit, unproven)
 	if err == nil && c.offset == 0 {
 		err = miss(s)
 	}
@@ -182,6 +220,7 @@ func (d *DB) restoreLongest(ctx context.Context, s *Sequence, limit int64) (*Res
 		d.residency.unpinAll(r.pages)
 		return nil, err
 	}
+	r.cold, r.bytes = d.residency.weight(r.pages, s.namespace.identity.Layout.Ranks)
 	if err := d.load(ctx, r.pages, s.namespace.identity.Layout.Ranks); err != nil {
 		var gone *lostPages
 		if errors.As(err, &gone) {
@@ -217,9 +256,7 @@ func (r *Restoration) locate(v txn.Reader, s *Sequence) (keys []txn.Key, err err
 			continue
 		}
 		first, count := layout.pagesAt(i, r.offset)
-		for k := first; k < first+count; k++ {
-			add(i, k, s.pageKey(i, k, layout.pageEnd(i, k, r.offset)))
-		}
+		s.pageKeys(layout, i, first, count, r.offset, func(position int64, key txn.Key) { add(i, position, key) })
 	}
 	return keys, nil
 }
@@ -236,7 +273,7 @@ func (d *DB) pinKnown(v txn.Reader, r *Restoration, keys []txn.Key, ranks int) e
 			err = &beingRetired{retired}
 			break
 		}
-		if p := t.pages[key]; p != nil && p.known {
+		if p := t.pages.get(key); p != nil && p.known {
 			t.pin(p)
 			p.reused = true
 			r.pages[i] = p
@@ -263,7 +300,7 @@ func (d *DB) pinKnown(v txn.Reader, r *Restoration, keys []txn.Key, ranks int) e
 		if err != nil {
 			break
 		}
-		p := t.pages[keys[i]]
+		p := t.pages.get(keys[i])
 		if p != nil && !p.known {
 			err = errChanged // dropped from the catalogue, and somebody holds what is left of it or fills it anew
 			break
@@ -271,7 +308,7 @@ func (d *DB) pinKnown(v txn.Reader, r *Restoration, keys []txn.Key, ranks int) e
 		if p == nil {
 			e := entries[j]
 			p = &page{key: keys[i], parent: e.Parent, bytes: e.Bytes, place: e.Place, class: segment.Shared, known: true, unproven: true, cool: e.Current == 0}
-			t.pages[keys[i]] = p
+			t.pages.put(p)
 		}
 		t.pin(p)
 		p.reused = true
@@ -360,8 +397,8 @@ func (d *DB) load(ctx context.Context, pages []*page, ranks int) error {
 			case p.slots != nil:
 			case p.lost || p.place == nil:
 				lost = true
-			case p.job != nil:
-				wait = p.job
+			case p.job() != nil:
+				wait = p.job()
 			default:
 				mine = append(mine, p)
 			}
@@ -369,11 +406,11 @@ func (d *DB) load(ctx context.Context, pages []*page, ranks int) error {
 		if wait == nil && !lost && own == nil && len(mine) > 0 {
 			own = &load{job: job{done: make(chan struct{})}, ranks: ranks}
 			for _, p := range mine {
-				if p.job != nil {
+				if p.job() != nil {
 					continue // a list may name a page twice
 				}
 				t.pin(p)
-				p.job = &own.job
+				p.using().job = &own.job
 				own.pages, own.places = append(own.pages, p), append(own.places, p.place)
 			}
 			wait = &own.job

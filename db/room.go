@@ -23,7 +23,7 @@ const writeBackBytes = 16 << 20
 
 // allocate hands out slots of the given sizes, all or none, in the same order. It waits for room until the context ends or
 // the admission timeout is over, evicting what may be evicted.
-func (d *DB) allocate(ctx context.Context, sizes []int64) ([]arena.Slot, error) {
+func (d *DB) allocate(ctx context.Context, sizes []int64) (slots []arena.Slot, err error) {
 	if len(sizes) == 0 {
 		return nil, nil
 	}
@@ -34,7 +34,7 @@ func (d *DB) allocate(ctx context.Context, sizes []int64) ([]arena.Slot, error) 
 	if capacity := d.arena.Usage().Capacity; total > capacity {
 		return nil, fmt.Errorf("db: %d pages of %d bytes in all: the RAM tier has %d: %w", len(sizes), total, capacity, ErrTooLarge)
 	}
-	slots := make([]arena.Slot, 0, len(sizes))
+	slots = make([]arena.Slot, 0, len(sizes))
 	if d.admission.waiting.Load() == 0 {
 		var err error
 		if slots, err = d.fill(slots, sizes); !errors.Is(err, arena.ErrFull) {
@@ -46,6 +46,8 @@ func (d *DB) allocate(ctx context.Context, sizes []int64) ([]arena.Slot, error) 
 	d.admission.waiting.Add(1)
 	defer d.admission.waiting.Add(-1)
 	d.counters.admissionWaits.Add(1)
+	ctx, m := d.telemetry.begin(ctx, opAdmission)
+	defer func() { m.end(err, int64(len(sizes)), total) }()
 	ctx, cancel := context.WithTimeout(ctx, d.options.AdmissionTimeout)
 	defer cancel()
 	select {
@@ -54,19 +56,18 @@ func (d *DB) allocate(ctx context.Context, sizes []int64) ([]arena.Slot, error) 
 	case <-d.gate.stopping:
 		return nil, errClosed
 	case <-ctx.Done():
-		return nil, d.noRoom(ctx, total)
+		return nil, d.noRoom(ctx, total, nil)
 	}
+	var full error
 	for {
 		room := d.residency.roomChanged() // before the attempt, so that no change is missed
-		var err error
-		slots, err = d.fill(slots, sizes)
-		if !errors.Is(err, arena.ErrFull) {
-			return slots, err
+		if slots, full = d.fill(slots, sizes); !errors.Is(full, arena.ErrFull) {
+			return slots, full
 		}
 		if freed, err := d.makeRoom(ctx, missingBytes(sizes[len(slots):])); err != nil {
 			d.giveBack(slots)
 			if ctx.Err() != nil {
-				return nil, d.noRoom(ctx, total)
+				return nil, d.noRoom(ctx, total, full)
 			}
 			return nil, err
 		} else if freed && ctx.Err() == nil {
@@ -79,7 +80,7 @@ func (d *DB) allocate(ctx context.Context, sizes []int64) ([]arena.Slot, error) 
 			return nil, errClosed
 		case <-ctx.Done():
 			d.giveBack(slots)
-			return nil, d.noRoom(ctx, total)
+			return nil, d.noRoom(ctx, total, full)
 		}
 	}
 }
@@ -109,22 +110,37 @@ func (d *DB) fill(slots []arena.Slot, sizes []int64) ([]arena.Slot, error) {
 
 func (d *DB) giveBack(slots []arena.Slot) { d.residency.giveBack(&leftovers{slots: slots}) }
 
-func (d *DB) noRoom(ctx context.Context, bytes int64) error {
+// noRoom is the error of a wait that ended; full, if not nil, is what it waited for.
+func (d *DB) noRoom(ctx context.Context, bytes int64, full error) error {
 	d.counters.admissionTimeouts.Add(1)
-	return fmt.Errorf("db: no room for %d bytes in RAM: %w: %w", bytes, ErrBusy, context.Cause(ctx))
+	if full == nil {
+		return fmt.Errorf("db: no room for %d bytes in RAM: %w: %w", bytes, ErrBusy, context.Cause(ctx))
+	}
+	return fmt.Errorf("db: no room for %d bytes in RAM: %v: %w: %w", bytes, full, ErrBusy, context.Cause(ctx))
 }
 
 // makeRoom evicts pages, in this order: clean ones, which costs nothing; dirty ones that no current checkpoint needs, which are
 // given up with the superseded checkpoints that need them, and never written; dirty ones of current checkpoints, which
 // the write policy has written or given up. It reports whether anything was freed or may be evicted now.
-func (d *DB) makeRoom(ctx context.Context, bytes int64) (bool, error) {
-	freed, pages := d.residency.evictClean(bytes)
-	d.counters.pagesEvicted.Add(pages)
-	if freed > 0 {
+func (d *DB) makeRoom(ctx context.Context, bytes int64) (some bool, err error) {
+	ctx, m := d.telemetry.begin(ctx, opEvictRAM)
+	var pages, freed int64 // that were dealt with; freed at once
+	defer func() {
+		if some || err != nil {
+			m.end(err, pages, freed)
+		} else {
+			m.close(nil, 0, 0)
+		}
+	}()
+	var evicted int64
+	freed, evicted = d.residency.evictClean(bytes)
+	d.counters.pagesEvicted.Add(evicted)
+	if pages = evicted; freed > 0 {
 		return true, nil
 	}
 	if cool := d.residency.oldest(&d.residency.dirtyCool, bytes); len(cool) > 0 {
 		d.residency.unpinAll(cool) // so that what is given up can go at once
+		pages = int64(len(cool))
 		gone, err := d.giveUpOldest(ctx, true, nil)
 		if err == nil && gone == 0 {
 			err = d.giveUpCool(ctx, cool)
@@ -135,7 +151,8 @@ func (d *DB) makeRoom(ctx context.Context, bytes int64) (bool, error) {
 	if len(dirty) == 0 {
 		return false, nil
 	}
-	err := d.relieve(ctx, dirty)
+	pages = int64(len(dirty))
+	err = d.relieve(ctx, dirty)
 	d.residency.unpinAll(dirty)
 	return err == nil, err
 }
@@ -189,8 +206,8 @@ func (d *DB) noteLate(pages []*page) {
 	d.residency.mu.Lock()
 	defer d.residency.mu.Unlock()
 	for _, p := range pages {
-		if p.job != nil && !p.job.late {
-			p.job.late = true
+		if p.job() != nil && !p.use.job.late {
+			p.use.job.late = true
 			d.lateWrites.Add(1)
 			d.counters.writesLate.Add(1)
 		}
@@ -270,7 +287,7 @@ func (d *DB) isHeld(v txn.Reader, g Generation, pinned map[*page]int) (bool, err
 		if !m.Groups[i].Chained {
 			last = m.Groups[i].Keys[len(m.Groups[i].Keys)-1]
 		}
-		if p := d.residency.pages[last]; p != nil && p.pins > pinned[p] {
+		if p := d.residency.pages.get(last); p != nil && int(p.pins) > pinned[p] {
 			return true, nil
 		}
 	}

@@ -4,8 +4,10 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"hash"
 	"slices"
 	"sort"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/holdfast-db/holdfast/txn"
@@ -115,6 +117,10 @@ type Sequence struct {
 	tail      *tokenBlock
 	head      txn.Key
 	media     []mediaSpan // ascending, disjoint
+
+	// near is how many blocks of the sequence some catalogue knew when it was last asked: where the next search begins. It is a
+	// guess, shared with forks, and no part of the sequence.
+	near *atomic.Int64
 }
 
 // Namespace gives the namespace of the sequence.
@@ -275,7 +281,7 @@ func (s *Sequence) Fork(n int64) (*Sequence, error) {
 		return nil, fmt.Errorf("db: fork of %d tokens: want 0…%d: %w", n, s.length, ErrInvalid)
 	}
 	blocks := int(n / hashBlockTokens)
-	f := &Sequence{namespace: s.namespace, length: n, whole: s.whole[:blocks:blocks], head: s.spine(int64(blocks))}
+	f := &Sequence{namespace: s.namespace, length: n, whole: s.whole[:blocks:blocks], head: s.spine(int64(blocks)), near: s.near}
 	if rest := int(n % hashBlockTokens); rest > 0 {
 		f.tail = new(tokenBlock)
 		copy(f.tail[:rest], s.block(int64(blocks))[:])
@@ -370,6 +376,36 @@ func (s *Sequence) mediaWithin(start, end int64) []mediaSpan {
 // pageKey gives the content key of the page at a position of a group whose last token is end−1, 1…Len. All ranks share it.
 func (s *Sequence) pageKey(group int, position, end int64) txn.Key {
 	return s.namespace.pageKey(s.prefix(end), group, position)
+}
+
+// pageKeys calls fn with the keys of count pages of a group, the first one at position first, in a checkpoint at offset. The
+// pages that end in one hash block share the hashing of it: each takes the tokens after the one before it, and not all since
+// the block's beginning. That halves the time of a restore from RAM.
+func (s *Sequence) pageKeys(layout *Layout, group int, first, count, offset int64, fn func(position int64, key txn.Key)) {
+	var h hash.Hash
+	var prefix txn.Key
+	block, hashed := int64(-1), int64(0) // the tokens of the block that h has taken
+	for k := first; k < first+count; k++ {
+		end := layout.pageEnd(group, k, offset)
+		i := (end - 1) / hashBlockTokens
+		if !hostIsLittleEndian || len(s.mediaWithin(i*hashBlockTokens, end)) > 0 {
+			fn(k, s.pageKey(group, k, end))
+			continue
+		}
+		if i != block {
+			var header [hashHeaderBytes]byte
+			header[0] = tagPrefix
+			before := s.spine(i)
+			copy(header[1:], before[:])
+			h = sha256.New()
+			h.Write(header[:])
+			block, hashed = i, 0
+		}
+		h.Write(viewTokens(s.block(i)[hashed : end-i*hashBlockTokens]))
+		hashed = end - i*hashBlockTokens
+		h.Sum(prefix[:0])
+		fn(k, s.namespace.pageKey(prefix, group, k))
+	}
 }
 
 // pageKey gives the content key of a page that was computed from a prefix. It is for callers that need the keys of many

@@ -13,6 +13,7 @@ type Stats struct {
 	Superseded    int64 // of the listed ones
 	Undurable     int64 // of the listed ones: without a complete disk copy
 	Retired       int64 // retired and not deleted yet
+	Unverified    int64 // left incomplete by the last process, not listed, and not retired yet
 	Namespaces    int64
 	Pages         int64 // distinct pages of all checkpoints, ranks not counted
 	PageBytes     int64 // their logical bytes over all ranks
@@ -34,16 +35,22 @@ type Stats struct {
 	LSN           txn.LSN
 
 	// Counters.
-	Published         int64 // checkpoints listed
-	Replays           int64 // publications of what was listed already
-	Rejected          int64 // publications refused as invalid
-	RetiredTotal      int64 // checkpoints retired, for whatever reason
+	Published         int64            // checkpoints listed
+	Replays           int64            // publications of what was listed already
+	Rejected          int64            // publications refused as invalid
+	Unlisted          int64            // publications that had begun and ended without being listed: aborted, failed, taken back
+	RetiredTotal      int64            // checkpoints retired, for whatever reason
+	RetiredBy         map[string]int64 // and by Reason; those that did not occur are left out
 	DeletedTotal      int64
 	LookupsFull       int64 // lookups that found the whole of what was asked
 	LookupsPartial    int64
 	LookupsMissed     int64
+	LookupsRetried    int64 // lookups and restores with LookupOptions.Retry, in none of the other counters of lookups and tokens
 	TokensAsked       int64
 	TokensFound       int64
+	PagesRestored     int64 // pages that restores handed out, ranks not counted
+	PagesRestoredCold int64 // of those, pages that had to be read
+	BytesRestored     int64 // their bytes, all ranks
 	PagesWritten      int64 // page copies, every rank's counted
 	PayloadWritten    int64 // logical bytes of them
 	SegmentWritten    int64 // bytes written to segment files: payload, descriptors, padding
@@ -94,21 +101,29 @@ func (d *DB) Stats() (Stats, error) {
 		return Stats{}, err
 	}
 	ram, table, seg := d.arena.Usage(), d.residency.counts(), d.segments.Stats()
+	unverified := d.unproven.count()
 	s := Stats{
-		Checkpoints: a.Listed, Superseded: a.Superseded, Undurable: a.Undurable, Retired: a.Retired, Namespaces: a.Namespaces,
+		Unverified: unverified, Checkpoints: max(a.Listed-unverified, 0), Superseded: a.Superseded, Undurable: max(a.Undurable-unverified, 0), Retired: a.Retired, Namespaces: a.Namespaces,
 		Pages: a.Pages, PageBytes: a.PageBytes, PlacedPages: a.PlacedPages,
 		RAMCapacity: ram.Capacity, RAMUsed: ram.Used, RAMDirtyBytes: table.dirtyBytes,
 		DiskBytes: d.disk.inUse(), DiskBudget: d.disk.bound(), LogBytes: d.log.Size(), IndexBytes: d.index.DiskBytes(),
 		Pending: d.pending.count(), Leases: d.counters.leases.Load(), Owners: d.owners.count(), Transfers: d.counters.transfers.Load(), Quarantined: int64(table.quarantined), LSN: lsn,
-		Published: d.counters.published.Load(), Replays: d.telemetry.replays.Load(), Rejected: d.telemetry.rejected.Load(),
+		Published: d.counters.published.Load(), Replays: d.telemetry.replays.Load(), Rejected: d.telemetry.rejected.Load(), Unlisted: d.telemetry.ended.Load(),
 		RetiredTotal: d.counters.retired.Load(), DeletedTotal: d.counters.deleted.Load(),
-		LookupsFull: d.telemetry.full.Load(), LookupsPartial: d.telemetry.partial.Load(), LookupsMissed: d.telemetry.missed.Load(),
+		LookupsFull: d.telemetry.full.Load(), LookupsPartial: d.telemetry.partial.Load(), LookupsMissed: d.telemetry.missed.Load(), LookupsRetried: d.telemetry.again.Load(),
+		PagesRestored: d.telemetry.restored.Load(), PagesRestoredCold: d.telemetry.restoredCold.Load(), BytesRestored: d.telemetry.restoredBytes.Load(),
 		TokensAsked: d.telemetry.asked.Load(), TokensFound: d.telemetry.found.Load(),
 		PagesWritten: d.counters.pagesWritten.Load(), PayloadWritten: d.counters.payloadWritten.Load(),
 		SegmentWritten: seg.PayloadBytes + seg.DescriptorBytes + seg.PaddingBytes, LogWritten: d.log.Bytes(),
 		PagesRead: d.counters.pagesRead.Load(), PagesEvicted: d.counters.pagesEvicted.Load(), FailedReads: d.counters.failedReads.Load(),
 		AdmissionWaits: d.counters.admissionWaits.Load(), AdmissionTimeouts: d.counters.admissionTimeouts.Load(),
 		WritesFailed: d.counters.writesFailed.Load(), WritesLate: d.counters.writesLate.Load(), PagesMoved: d.counters.pagesMoved.Load(), FoundAgain: d.counters.foundAgain.Load(), FindsDropped: d.counters.findsDropped.Load(), LoopsRestarted: d.counters.loopsRestarted.Load(), LeasesExpired: d.counters.leasesExpired.Load(), OwnersExpired: d.counters.ownersExpired.Load(),
+	}
+	s.RetiredBy = map[string]int64{}
+	for r := range d.events.retired {
+		if n := d.events.retired[r].Load(); n > 0 {
+			s.RetiredBy[Reason(r).String()] = n
+		}
 	}
 	infos, err := d.segments.Segments()
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -384,6 +385,13 @@ func (v *verifier) catalogue(r txn.Reader) error {
 	}
 	for _, t := range plan.Tails {
 		v.find(Finding{Kind: "leftover", File: v.file(t.Number), Offset: t.Size, Bytes: v.files[t.Number] - t.Size, Detail: "end of a segment file that no record names", Remedy: ByOpen})
+	}
+	for b := 0; b < 256 && plan.Retired > 0; b++ {
+		stale, err := recovery.StaleUnder(r, byte(b), math.MaxInt64)
+		if err != nil {
+			return err
+		}
+		plan.Undurable = append(plan.Undurable, stale...)
 	}
 	for _, g := range plan.Undurable {
 		v.find(Finding{Kind: "checkpoint", File: v.dir.join(indexName), Offset: -1, Remedy: ByOpen,

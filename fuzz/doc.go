@@ -1,10 +1,11 @@
 // Package fuzz looks for the sequence of operations, faults and crashes that breaks the promise of a Holdfast database: listed
-// means restorable.
+// means restorable. docs/crash-testing.md says what it simulates, what was run and what it found.
 //
-// Model is the promise in plain Go: a map of checkpoints. A history is a random sequence of operations on a real database in a
-// real directory; after every step the database is held against the model. A crash is an image of the directory taken
-// while the database is open, as a killed process leaves it, and the history goes on from the image.
-//
-// What is here works on process death. Power loss, where the file system may keep any subset of what was not synced, is
-// covered for the log in package wal; a simulated disk under the whole database is not here yet.
+//	disk.go, storage.go    the simulated disk, and the file systems of a database over it
+//	schedule.go            the order in which goroutines get at it, by a seed
+//	program.go, world.go   histories as data, and a database being led through one
+//	model.go               the promise in plain Go
+//	exhaustive.go          every small history, cut off everywhere
+//	worker.go, campaign.go processes that run programs, and who starts them, and makes a violation smaller
+//	mutants.go             the ways in which the database can be broken to test all this
 package fuzz

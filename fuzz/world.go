@@ -377,6 +377,7 @@ func (w *World) tryReal(d *Disk) {
 	if err != nil {
 		w.fail("a real directory with what a crash left cannot be opened: %v", err)
 	}
+	w.settle()
 	w.check()
 	if _, err := w.db.Close(context.Background()); err != nil {
 		w.fail("close of a real directory: %v", err)
@@ -876,6 +877,7 @@ func (w *World) lookAside(ctx context.Context) bool {
 	w.options.ReadOnly = true
 	ok := w.open()
 	if ok {
+		w.settle()
 		w.check()
 		_, err := w.db.Close(ctx)
 		w.accept("close of a read-only handle", err)

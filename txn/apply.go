@@ -11,15 +11,33 @@ import (
 
 // Effects is what a record did to checkpoints and pages, for the owner of the bytes.
 type Effects struct {
-	Listed  []Generation
-	Retired []Generation
-	Deleted []Generation
-	Durable []Generation  // listed checkpoints whose last missing disk copy this record brought
-	Dropped []DroppedPage // pages that nothing needs any more
-	Freed   []Placement   // disk copies that a moved page left behind
-	Cooled  []Key         // pages that no current checkpoint needs any more, and that are still there
-	Warmed  []Key         // pages that were cool and that a current checkpoint needs again
-	Graced  []Generation  // checkpoints whose time of grace has begun
+	Listed   []Generation
+	Retired  []Generation
+	Farewell []Farewell // of each of them, in the same order
+	Deleted  []Generation
+	Durable  []Generation  // listed checkpoints whose last missing disk copy this record brought
+	Dropped  []DroppedPage // pages that nothing needs any more
+	Freed    []Placement   // disk copies that a moved page left behind
+	Cooled   []Key         // pages that no current checkpoint needs any more, and that are still there
+	Warmed   []Key         // pages that were cool and that a current checkpoint needs again
+	Graced   []Generation  // checkpoints whose time of grace has begun
+}
+
+// Farewell is what was known of a checkpoint when it was delisted, for whoever keeps a history: once its manifest is deleted the
+// catalogue knows nothing of it any more.
+type Farewell struct {
+	Generation     Generation
+	Namespace      Key
+	Prefix         Key
+	Offset         int64 // tokens
+	Bytes          int64 // as Manifest.Bytes
+	CheckpointKind uint8
+	Request        string
+	Published      LSN
+	Durable        bool
+	Reason         Reason
+	Previous       Generation // as Manifest.Previous
+	By             Generation // the one that was published for the same prefix (ReasonReplaced), or that had superseded it; zero if none
 }
 
 // DroppedPage is a page that has left the catalogue. Its space may be given back once the record is durable and the last
@@ -61,7 +79,7 @@ func apply(v View, lsn LSN, r Record) (*Effects, error) {
 	case *Supersede:
 		err = a.supersede(r.By, r.Generations)
 	case *Retire:
-		err = a.retire(r.Generations)
+		err = a.retire(r.Generations, r.Reason, Generation{})
 		if err == nil && r.Delete {
 			err = a.delete(r.Generations)
 		}
@@ -90,6 +108,7 @@ type applier struct {
 	accounts Accounts
 	pages    map[Key]*pageChange
 	segments map[uint64]*SegmentUse
+	follow   map[Key][]Key // pages of a persist record by the page before them
 	effects  Effects
 }
 
@@ -257,7 +276,7 @@ func (a *applier) publish(r *Publish) error {
 		return err
 	}
 	// The new checkpoint holds its pages by now, so that what it shares with the one it replaces stays.
-	if err := a.retire(r.Replaced); err != nil {
+	if err := a.retire(r.Replaced, ReasonReplaced, g); err != nil {
 		return err
 	}
 	if err := a.delete(r.Replaced); err != nil {
@@ -600,7 +619,7 @@ func (a *applier) manifest(g Generation) (*Manifest, error) {
 	return m, err
 }
 
-func (a *applier) retire(gens []Generation) error {
+func (a *applier) retire(gens []Generation, reason Reason, by Generation) error {
 	for _, g := range gens {
 		var s State
 		if err := mustLoad(a.v, key1(tagState, g), &s); err != nil {
@@ -653,6 +672,14 @@ func (a *applier) retire(gens []Generation) error {
 		a.accounts.Listed--
 		a.accounts.Retired++
 		a.effects.Retired = append(a.effects.Retired, g)
+		last := Farewell{
+			Generation: g, Namespace: m.Namespace, Prefix: m.Prefix, Offset: m.Offset, Bytes: m.Bytes(), CheckpointKind: m.Kind, Request: m.Request, Previous: m.Previous,
+			Published: s.Published, Durable: s.Durable, Reason: reason, By: by,
+		}
+		if by.IsZero() {
+			last.By = s.SupersededBy
+		}
+		a.effects.Farewell = append(a.effects.Farewell, last)
 	}
 	return nil
 }
@@ -781,6 +808,18 @@ func (a *applier) release(key Key) error {
 }
 
 func (a *applier) persist(r *Persist) error {
+	a.follow = make(map[Key][]Key, len(r.Pages))
+	for i := range r.Pages {
+		key := r.Pages[i].Key
+		if a.pages[key] != nil {
+			continue
+		}
+		p, err := a.page(key)
+		if err != nil {
+			return err
+		}
+		a.follow[p.Parent] = append(a.follow[p.Parent], key)
+	}
 	for i := range r.Pages {
 		in := &r.Pages[i]
 		p, err := a.page(in.Key)
@@ -829,18 +868,20 @@ func (a *applier) chainDurable(key Key) error {
 			return err
 		}
 		p.ChainDurable = true
-		holders, err := edges[Generation](a.v, key1(tagHold, key))
-		if err != nil {
-			return err
-		}
-		for _, g := range holders {
-			if err := a.waitsForOneLess(g); err != nil {
+		children := a.follow[key]
+		if int64(len(children)) != p.Held { // else nothing but those leads to it, and there is nothing to look for
+			holders, err := edges[Generation](a.v, key1(tagHold, key))
+			if err != nil {
 				return err
 			}
-		}
-		children, err := edges[Key](a.v, key1(tagChild, key))
-		if err != nil {
-			return err
+			for _, g := range holders {
+				if err := a.waitsForOneLess(g); err != nil {
+					return err
+				}
+			}
+			if children, err = edges[Key](a.v, key1(tagChild, key)); err != nil {
+				return err
+			}
 		}
 		for _, c := range children {
 			child, err := a.peek(c)

@@ -21,6 +21,10 @@ type PublishIntent struct {
 	SpineKey func(index int64) Key
 	// ChainKey gives the key of a page of a chained group, 0…Count−1.
 	ChainKey func(group int, position int64) Key
+	// SpineNear and ChainNear are guesses at how many blocks, and how many pages of each group, the catalogue knows; 0 and nil if
+	// there are none. They decide nothing: guesses that are right save most of the search.
+	SpineNear int64
+	ChainNear []int64
 	// Have reports whether the publication holds the bytes of a page for all ranks, and their synced disk copies if there
 	// are any. It is asked about pages that the catalogue does not know. What the catalogue knows is there: nobody lets go of
 	// the bytes of a page before the record is durable that drops it.
@@ -179,7 +183,11 @@ func (r *Publish) decideChain(v Reader, in *PublishIntent, group int, added map[
 		return in.ChainKey(group, depth)
 	}
 	var entry *PageEntry // of the last known page
-	known, err := Deepest(g.Count-1, func(depth int64) (bool, error) {
+	near := int64(NoGuess)
+	if group < len(in.ChainNear) {
+		near = min(in.ChainNear[group], g.Count) - 1
+	}
+	known, err := Deepest(g.Count-1, near, func(depth int64) (bool, error) {
 		e, err := ReadPage(v, key(depth))
 		if e != nil {
 			entry = e
@@ -289,7 +297,7 @@ func validatePlacements(key Key, places []Placement, ranks int64) error {
 // first known one.
 func (r *Publish) decideSpine(v Reader, in *PublishIntent) error {
 	last := in.Manifest.SpineIndex()
-	known, err := Deepest(last, func(i int64) (bool, error) {
+	known, err := Deepest(last, guess(in.SpineNear, last), func(i int64) (bool, error) {
 		var node spineEntry
 		ok, err := load(v, key1(tagSpine, in.spineKey(i)), &node)
 		if ok && node.index != i {

@@ -28,6 +28,15 @@ func ParseKey(s string) (Key, error) {
 	return k, nil
 }
 
+// MarshalText gives the key in hex, for JSON.
+func (k Key) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, k[:]), nil }
+
+// UnmarshalText reads what MarshalText gives.
+func (k *Key) UnmarshalText(b []byte) (err error) {
+	*k, err = ParseKey(string(b))
+	return err
+}
+
 // Generation is the identity of one manifest, derived from its content.
 type Generation Key
 
@@ -36,6 +45,15 @@ func (g Generation) IsZero() bool { return g == Generation{} }
 
 // String gives the generation in hex.
 func (g Generation) String() string { return Key(g).String() }
+
+// Short gives the first eight hex digits, for messages that people read.
+func (g Generation) Short() string { return Key(g).Short() }
+
+// MarshalText gives the generation in hex, for JSON.
+func (g Generation) MarshalText() ([]byte, error) { return Key(g).MarshalText() }
+
+// UnmarshalText reads what MarshalText gives.
+func (g *Generation) UnmarshalText(b []byte) error { return (*Key)(g).UnmarshalText(b) }
 
 // LSN is a log sequence number; the first record of a directory has LSN 1, and 0 means "none".
 type LSN uint64

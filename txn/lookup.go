@@ -10,6 +10,10 @@ type Query struct {
 	Max    int64                  // the longest prefix that is of use, in tokens
 	Spine  func(index int64) Key  // digest after index whole blocks
 	Prefix func(tokens int64) Key // digest of the exact first tokens, 1…Max
+
+	// Near is a guess at how many blocks of the sequence the catalogue knows, 0 if there is none, and after the query what was
+	// found. A guess that is right saves most of the search.
+	Near int64
 }
 
 // LongestListed finds the longest listed checkpoint that is an exact prefix of the query. A zero generation is a miss. It
@@ -31,16 +35,18 @@ func ListedPrefixes(v Reader, q *Query, fn func(g Generation, offset int64) (mor
 	}
 	var node spineEntry
 	loaded := int64(-1) // index of node
-	depth, err := Deepest((q.Max-1)/BlockTokens, func(i int64) (bool, error) {
+	last := (q.Max - 1) / BlockTokens
+	depth, err := Deepest(last, guess(q.Near, last), func(i int64) (bool, error) {
 		ok, err := load(v, key1(tagSpine, q.Spine(i)), &node)
 		if ok {
 			loaded = i
 		}
 		return ok, err
 	})
-	if err != nil || depth < 0 {
+	if err != nil {
 		return err
 	}
+	q.Near = depth + 1
 	for i := depth; i >= 0; i-- {
 		if i != loaded {
 			if err := mustLoad(v, key1(tagSpine, q.Spine(i)), &node); err != nil {
@@ -67,38 +73,64 @@ func ListedPrefixes(v Reader, q *Query, fn func(g Generation, offset int64) (mor
 	return nil
 }
 
+// SharedBlocks tells how many whole blocks of the query some listed checkpoint runs through and goes on behind.
+func SharedBlocks(v Reader, q *Query) (blocks int64, err error) {
+	var node spineEntry
+	blocks, err = Deepest(q.Max/BlockTokens, NoGuess, func(i int64) (bool, error) { return load(v, key1(tagSpine, q.Spine(i)), &node) })
+	return max(blocks, 0), err
+}
+
 // Deepest finds the last i of 0…last for which present holds, −1 if there is none. What is present at i is present at every
-// smaller index, and the last index that is asked about and present is the answer. It looks at the end and one before it,
-// because a conversation that goes on is known nearly to its end, then doubles its steps back, then halves what is left: it
-// asks about twice the logarithm of the distance from the end.
-func Deepest(last int64, present func(i int64) (bool, error)) (int64, error) {
+// smaller index, and the last index that is asked about and present is the answer. near is a guess at the answer, −1…last, or NoGuess:
+// one that is right costs two questions at most. Without one it looks at the end and one before it, because a conversation that
+// goes on is known nearly to its end, then doubles its steps back, then halves what is left: it asks about twice the logarithm of
+// the distance from the end.
+func Deepest(last, near int64, present func(i int64) (bool, error)) (int64, error) {
 	low, high := int64(-1), last+1 // present at low, absent at high
-	look := func(i int64) error {
-		ok, err := present(i)
-		if ok {
+	var failed error
+	look := func(i int64) (ok bool) {
+		if failed != nil {
+			return false
+		}
+		if ok, failed = present(i); ok {
 			low = i
 		} else {
 			high = i
 		}
-		return err
+		return ok
 	}
-	if last < 0 {
-		return -1, nil
+	if near >= -1 && near <= last && (near < 0 || look(near)) && near < last {
+		look(near + 1)
 	}
-	if err := look(last); err != nil {
-		return -1, err
+	if high > last && low < last {
+		look(last)
 	}
-	for back := int64(1); low < 0 && high > 0; back *= 2 {
-		if err := look(max(high-back, 0)); err != nil {
-			return -1, err
+	for end, back := high, int64(1); high-low > 1 && failed == nil; back *= 2 {
+		if end-back <= low {
+			break
+		}
+		if look(end - back) {
+			break
 		}
 	}
-	for high-low > 1 {
-		if err := look(low + (high-low)/2); err != nil {
-			return -1, err
-		}
+	for high-low > 1 && failed == nil {
+		look(low + (high-low)/2)
+	}
+	if failed != nil {
+		return -1, failed
 	}
 	return low, nil
+}
+
+// NoGuess is what Deepest is given where nothing is known of the answer.
+const NoGuess = -2
+
+// guess turns a number of things that may be present, 0 for not known, into a guess for Deepest.
+func guess(near, last int64) int64 {
+	if near < 1 {
+		return NoGuess
+	}
+	return min(near-1, last)
 }
 
 // AttentionShape is what a lookup at page boundaries has to know of one attention group.
@@ -138,7 +170,7 @@ func LongestBoundary(v Reader, shapes []AttentionShape, step, max int64, pageKey
 		if s.WindowTokens > 0 || best == 0 {
 			continue
 		}
-		depth, err := Deepest(best/s.PageTokens-1, func(k int64) (bool, error) { return listed(i, k) })
+		depth, err := Deepest(best/s.PageTokens-1, NoGuess, func(k int64) (bool, error) { return listed(i, k) })
 		if err != nil {
 			return 0, err
 		}

@@ -118,7 +118,7 @@ func checkContinues(v Reader, in *PublishIntent) (Generation, error) {
 
 // longestBefore gives the longest listed checkpoint that is a prefix of fewer than offset tokens.
 func longestBefore(v Reader, in *PublishIntent, offset int64) (Generation, error) {
-	g, _, err := LongestListed(v, &Query{Max: offset - 1, Spine: in.spineKey, Prefix: in.PrefixKey})
+	g, _, err := LongestListed(v, &Query{Max: offset - 1, Spine: in.spineKey, Prefix: in.PrefixKey, Near: in.SpineNear})
 	return g, err
 }
 

@@ -64,6 +64,23 @@ func (r Reason) String() string {
 	return reasonNames[r]
 }
 
+var reasonExplained = [...]string{
+	ReasonRequested: "the application asked for it.", ReasonReplaced: "another manifest was published for the same prefix.",
+	ReasonNotDurable:   "it was listed while pages of it were in RAM only, and the process ended before they were written.",
+	ReasonRAMPressure:  "RAM was needed, and pages of it had no disk copy that the write policy would have made.",
+	ReasonDiskPressure: "the disk tier was full and it was first in the order of eviction.",
+	ReasonWriteFailed:  "its pages could not be written.", ReasonLost: "a page of it turned out missing or corrupt.",
+	ReasonShutdown: "the database was closed before its pages were written.", ReasonCleared: "everything of its namespace, or everything, was cleared by force.",
+}
+
+// Explain says what the reason means, in a sentence.
+func (r Reason) Explain() string {
+	if r == 0 || int(r) >= len(reasonExplained) {
+		return "for a reason that this build does not know."
+	}
+	return reasonExplained[r]
+}
+
 // Record is one decided transaction, as it stands in the log.
 type Record interface {
 	Kind() Kind

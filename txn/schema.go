@@ -436,7 +436,12 @@ func InGrace(v Reader, fn func(g Generation) (more bool, err error)) error {
 
 // States calls fn for every checkpoint, listed or retired.
 func States(v Reader, fn func(g Generation, s *State) (more bool, err error)) error {
-	return v.Scan([]byte{tagState}, func(k, b []byte) (bool, error) {
+	return StatesUnder(v, nil, fn)
+}
+
+// StatesUnder is States for the generations that begin with a prefix.
+func StatesUnder(v Reader, prefix []byte, fn func(g Generation, s *State) (more bool, err error)) error {
+	return v.Scan(append([]byte{tagState}, prefix...), func(k, b []byte) (bool, error) {
 		g, err := endOf[Generation](k)
 		if err != nil {
 			return false, err
@@ -447,6 +452,42 @@ func States(v Reader, fn func(g Generation, s *State) (more bool, err error)) er
 		}
 		return fn(g, s)
 	})
+}
+
+// Seeker is a Reader that can begin a scan in the middle.
+type Seeker interface {
+	Reader
+	// ScanFrom is Scan for the entries whose keys are at or above from.
+	ScanFrom(prefix, from []byte, fn func(key, value []byte) (more bool, err error)) error
+}
+
+// StatesAfter calls fn for every checkpoint, listed or retired, behind after in the order of generations; a zero after begins
+// with the first.
+func StatesAfter(v Seeker, after Generation, fn func(g Generation, s *State) (more bool, err error)) error {
+	from := []byte{tagState}
+	if !after.IsZero() {
+		from = append(key1(tagState, after), 0)
+	}
+	return v.ScanFrom([]byte{tagState}, from, func(k, b []byte) (bool, error) {
+		g, err := endOf[Generation](k)
+		if err != nil {
+			return false, err
+		}
+		s := new(State)
+		if err := s.unmarshal(b); err != nil {
+			return false, fmt.Errorf("catalogue key %x: %w", k, err)
+		}
+		return fn(g, s)
+	})
+}
+
+// EntryKinds names the entries of the catalogue by the first byte of their keys.
+func EntryKinds() map[byte]string {
+	return map[byte]string{
+		tagAccounts: "accounts", tagSpine: "spine nodes", tagChild: "child edges", tagPrefix: "prefixes", tagSegment: "segments",
+		tagHold: "hold edges", tagManifest: "manifests", tagNamespace: "namespaces", tagOrder: "order of eviction", tagPage: "pages",
+		tagState: "states", tagWaiting: "undurable", tagSupersede: "supersede edges", tagApplied: "applied LSN", tagGrace: "in grace", tagRequest: "requests",
+	}
 }
 
 // Undurable calls fn for every listed checkpoint that has pages without a disk copy.

@@ -7,7 +7,10 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/holdfast-db/holdfast/db"
 	"github.com/holdfast-db/holdfast/txn"
@@ -75,7 +78,7 @@ func openEmbedded(ctx context.Context, s setup) (holder, error) {
 		namespace: ns,
 		options: db.Options{
 			RAMBytes: s.RAMBytes, DiskBytes: s.DiskBytes, WritePolicy: policy,
-			Logger: slog.New(slog.NewTextHandler(log, nil)),
+			Logger: slog.New(slog.NewTextHandler(log, nil)), Introspection: true,
 		},
 		of: -1,
 	}
@@ -254,7 +257,7 @@ func (e *embedded) publish(ctx context.Context, r request, from found) (publishe
 	return p, err
 }
 
-// publishPages publishes one checkpoint, rank after rank. It reports whether it was listed already.
+// publishPages publishes one checkpoint, every rank on a goroutine of its own, as the ranks of a model are computed. It reports whether it was listed already.
 func (e *embedded) publishPages(ctx context.Context, s *db.Sequence, r db.PublishRequest) (g db.Generation, repeated bool, err error) {
 	p, err := e.db.Begin(ctx, r)
 	if err != nil {
@@ -271,26 +274,41 @@ func (e *embedded) publishPages(ctx context.Context, s *db.Sequence, r db.Publis
 	if p.Listed() {
 		return g, true, nil
 	}
-	blocks := r.Offset / blockTokens
+	var listings atomic.Int64 // ranks whose commit listed the checkpoint
+	var ranks errgroup.Group
 	for rank := range e.setup.Ranks {
-		slots, err := p.Slots(ctx, rank)
-		if err != nil {
-			return g, false, err
-		}
-		for _, slot := range slots {
-			b := slot.Buffer()[:slot.Size()]
-			e.name(slot.Group(), slot.Position(), rank, blocks).fill(b)
-			slot.Filled(slot.Size())
-		}
-		listed, err := p.Commit(ctx, rank)
-		if err != nil {
-			return g, false, err
-		}
-		if last := rank == e.setup.Ranks-1; listed != last {
-			return g, false, fmt.Errorf("rank %d of %d committed and listed is %v: %w", rank, e.setup.Ranks, listed, txn.ErrConflict)
-		}
+		ranks.Go(func() error {
+			listed, err := e.publishRank(ctx, p, rank, r.Offset/blockTokens)
+			if listed {
+				listings.Add(1)
+			}
+			return err
+		})
+	}
+	if err := ranks.Wait(); err != nil {
+		return g, false, err
+	}
+	if n := listings.Load(); n != 1 {
+		return g, false, fmt.Errorf("%d ranks committed and %d of them listed the checkpoint: %w", e.setup.Ranks, n, txn.ErrConflict)
 	}
 	return g, false, nil
+}
+
+// publishRank fills the pages of one rank and commits it.
+func (e *embedded) publishRank(ctx context.Context, p *db.Publication, rank int, blocks int64) (listed bool, err error) {
+	slots, err := p.Slots(ctx, rank)
+	if err != nil {
+		return false, err
+	}
+	for _, slot := range slots {
+		b := slot.Buffer()
+		if b == nil { // the publication has ended: its context did, or its rank's time
+			return false, fmt.Errorf("slot of rank %d: closed while it was being filled: %w", rank, txn.ErrConflict)
+		}
+		e.name(slot.Group(), slot.Position(), rank, blocks).fill(b)
+		slot.Filled(slot.Size())
+	}
+	return p.Commit(ctx, rank)
 }
 
 func (e *embedded) reopen(ctx context.Context) error {

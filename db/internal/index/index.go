@@ -34,6 +34,10 @@ const FormatVersion = pebble.FormatColumnarBlocks
 // scan of everything ends before it.
 const LooseTag = 0x80
 
+// HistoryTag begins the keys of the history: what was retired and why, and when which LSN was. It is written with the changes that
+// it tells of and is not of the catalogue either: old parts of it are forgotten without a record.
+const HistoryTag = 0x90
+
 // Sizes of the index in memory.
 const (
 	memTableBytes = 32 << 20 // two of them at most: one filling, one being flushed
@@ -149,6 +153,29 @@ func (r durableReader) Get(key []byte) ([]byte, error) {
 
 func (durableReader) Scan([]byte, func(k, v []byte) (bool, error)) error { return txn.ErrUnsupported }
 
+// Level is one level of the tree on disk.
+type Level struct{ Files, Bytes int64 }
+
+// Shape is what the index takes.
+type Shape struct {
+	Levels        []Level
+	MemTableBytes int64
+	CacheBytes    int64
+	CacheHits     int64
+	CacheMisses   int64
+}
+
+// Shape reads the sizes of the index.
+func (x *Index) Shape() (s Shape) {
+	m := x.db.Metrics()
+	for i := range m.Levels {
+		s.Levels = append(s.Levels, Level{Files: m.Levels[i].TablesCount, Bytes: m.Levels[i].TablesSize})
+	}
+	s.MemTableBytes, s.CacheBytes = int64(m.MemTable.Size), m.BlockCache.Size
+	s.CacheHits, s.CacheMisses = m.BlockCache.Hits, m.BlockCache.Misses
+	return s
+}
+
 // DiskBytes is what the index takes on disk.
 func (x *Index) DiskBytes() int64 { return int64(x.db.Metrics().DiskSpaceUsage()) }
 
@@ -215,6 +242,14 @@ func (b *Batch) Delete(key []byte) error {
 	return classify(b.batch.Delete(key, nil))
 }
 
+// Note is Set for what nobody reads again through this batch.
+func (b *Batch) Note(key, value []byte) error { return classify(b.batch.Set(key, value, nil)) }
+
+// DeleteRange deletes every entry from the key from on and below the key to, for which the batch is not asked before it is committed.
+func (b *Batch) DeleteRange(from, to []byte) error {
+	return classify(b.batch.DeleteRange(from, to, nil))
+}
+
 // Commit applies the changes; they are visible to every reader once it returns, and durable after a later flush.
 func (b *Batch) Commit() error {
 	b.index.release()
@@ -260,11 +295,16 @@ func (r *reader) Get(key []byte) ([]byte, error) {
 
 // Scan implements txn.Reader.
 func (r *reader) Scan(prefix []byte, fn func(key, value []byte) (bool, error)) error {
+	return r.ScanFrom(prefix, prefix, fn)
+}
+
+// ScanFrom implements txn.Seeker.
+func (r *reader) ScanFrom(prefix, from []byte, fn func(key, value []byte) (bool, error)) error {
 	end := after(prefix)
 	if len(prefix) == 0 {
 		end = []byte{LooseTag}
 	}
-	it, err := r.src.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: end})
+	it, err := r.src.NewIter(&pebble.IterOptions{LowerBound: from, UpperBound: end})
 	if err != nil {
 		return classify(err)
 	}

@@ -16,6 +16,11 @@ const (
 	batchBytesMax  = 64 << 20 // payload of one batch, unless a single page is larger
 	preallocBytes  = 16 << 20 // blocks asked for ahead of the end of the open segment
 	createTriesMax = 16       // files that are tried for one new segment, see create
+
+	// bufferedBytesMax is the payload up to which a group goes through the page cache even where direct I/O works. A direct write
+	// waits for the device and for the file system to note that the blocks are in use now, and only then is the sync begun; from
+	// the cache all of that is one trip, which is worth a copy of this many bytes. Afterwards the cache lets go of them.
+	bufferedBytesMax = 512 << 10
 )
 
 // lane writes one class. Its goroutine runs from the first Append of the class until Close and owns everything but the queue.
@@ -35,7 +40,9 @@ type lane struct {
 // output is the segment that a lane appends to.
 type output struct {
 	g         *segment
-	f         File
+	f         File  // direct if that works here
+	cached    File  // the same file through the page cache, nil before it is needed
+	to        File  // the one of them that the group at hand goes through
 	tail      int64 // where the next batch goes
 	synced    int64 // where the last synced batch ends
 	allocated int64 // where the preallocated blocks end
@@ -114,9 +121,11 @@ func (l *lane) gather(r *request) (group []*request, seal bool) {
 // write makes the pages of the group durable, or sets the error of each request for which it could not.
 func (l *lane) write(group []*request) {
 	var items []item
+	var payload int64
 	for _, r := range group {
 		for i := range r.entries {
 			items = append(items, item{r, i})
+			payload += r.entries[i].Place.Stored
 		}
 	}
 	durable := 0
@@ -127,6 +136,7 @@ func (l *lane) write(group []*request) {
 					return err
 				}
 			}
+			l.choose(payload)
 			n := fit(items[next:], l.s.o.SegmentBytes-l.out.tail)
 			if n == 0 && l.out.tail > blockBytes {
 				if err := l.sync(); err != nil {
@@ -208,7 +218,7 @@ func (l *lane) writeBatch(items []item) error {
 	end := layOut(out.g.number, out.tail, entries)
 	l.preallocate(end)
 
-	w := vector{f: out.f, off: out.tail, staging: l.staging, count: &l.s.count}
+	w := vector{f: out.to, off: out.tail, staging: l.staging, count: &l.s.count, reads: &l.s.precedence}
 	head, err := w.stage(descriptorBytes(len(entries)))
 	if err != nil {
 		return err
@@ -269,6 +279,26 @@ func (l *lane) preallocate(end int64) {
 	out.allocated = to
 }
 
+// forgetter is a file whose cached bytes can be given back.
+type forgetter interface{ forget(off, n int64) }
+
+// choose takes the way through which a group of this much payload is written and synced.
+func (l *lane) choose(payload int64) {
+	out := l.out
+	out.to = out.f
+	if payload > bufferedBytesMax || !out.f.Direct() {
+		return
+	}
+	if out.cached == nil {
+		f, err := l.s.fs.Open(l.s.path(out.g.number), true, false)
+		if err != nil {
+			return // the way that is open will do
+		}
+		out.cached = f
+	}
+	out.to = out.cached
+}
+
 // sync makes what was written durable.
 func (l *lane) sync() error {
 	out := l.out
@@ -279,12 +309,15 @@ func (l *lane) sync() error {
 		l.s.mu.Unlock()
 		return nil
 	}
-	err := out.f.Sync()
+	err := out.to.Sync()
 	if err != nil && mutant.On("a failed sync is tried again") {
-		err = out.f.Sync()
+		err = out.to.Sync()
 	}
 	if err != nil {
 		return failure("sync", err)
+	}
+	if c, ok := out.cached.(forgetter); ok && out.to == out.cached {
+		c.forget(out.synced, out.tail-out.synced)
 	}
 	l.s.count.syncs.Add(1)
 	out.synced = out.tail
@@ -328,6 +361,9 @@ func (l *lane) end(size int64, cut bool) {
 	var err error
 	if cut {
 		err = out.f.Truncate(size)
+	}
+	if out.cached != nil {
+		err = errors.Join(err, out.cached.Close())
 	}
 	if err = errors.Join(err, out.f.Close()); err != nil {
 		l.s.log.Warn("segment keeps blocks behind its end", "file", l.s.path(out.g.number), "size", size, "error", err)
@@ -384,7 +420,7 @@ func (l *lane) begin(f File, number uint64) error {
 		return err
 	}
 	s.count.descriptorBytes.Add(blockBytes)
-	out := &output{f: f, tail: blockBytes, allocated: blockBytes, synced: blockBytes}
+	out := &output{f: f, to: f, tail: blockBytes, allocated: blockBytes, synced: blockBytes}
 	out.g = &segment{number: number, class: l.class, size: blockBytes, writing: true}
 	if err := f.Sync(); err != nil {
 		return failure("sync", err)

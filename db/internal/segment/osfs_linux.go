@@ -57,6 +57,11 @@ func (f *osFile) Sync() error {
 	}
 }
 
+// forget drops synced bytes from the page cache. It is a hint: what the system makes of it changes no byte.
+func (f *osFile) forget(off, n int64) {
+	_ = unix.Fadvise(int(f.Fd()), off, n, unix.FADV_DONTNEED)
+}
+
 func (f *osFile) Preallocate(off, n int64) error {
 	return f.fail("fallocate", unsupported(unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, off, n)))
 }
