@@ -244,7 +244,7 @@ func spoilCold(t testing.TB, d *DB, n int) {
 	spoiled := 0
 	require.NoError(t, txn.Pages(snapshot, func(key txn.Key, e *txn.PageEntry) (bool, error) {
 		d.residency.mu.Lock()
-		p := d.residency.pages[key]
+		p := d.residency.pages.get(key)
 		d.residency.mu.Unlock()
 		if p == nil {
 			overwrite(t, segmentFile(d.dir.path, e.Place[0].Segment), e.Place[0].Offset, []byte("not what was written"))
