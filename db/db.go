@@ -80,7 +80,7 @@ type RecoveryReport struct {
 	Complete   bool          // everything that the last process left is settled
 	Unverified int64         // checkpoints known to be incomplete and not retired yet; they are not listed
 	Background time.Duration // from when it served until everything was settled
-	Err        error         // of the last try to go on in the background
+	Failure    string        // of the last try to go on in the background
 }
 
 // CloseReport says what Close did.
