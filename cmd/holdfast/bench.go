@@ -209,8 +209,12 @@ func (c comparison) writeTable(w io.Writer) error {
 
 func newBenchCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use:     "bench",
-		Short:   "Measure against a reference in the same run",
+		Use:   "bench",
+		Short: "Measure against a reference in the same run",
+		Long: `Bench measures the database beside something that does the same work without it,
+in the same run, and prints the ratio.
+
+` + statusHelp,
 		Example: "  holdfast bench replay --limit 2000",
 		Args:    cobra.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
