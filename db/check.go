@@ -41,12 +41,18 @@ func (d *DB) checkTiers(live map[uint64]segmentLive) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var ram int64
-	for _, p := range t.pages {
-		if p.pins > 0 || p.filler != nil || p.job != nil {
+	for p := range t.pages.all() {
+		if p.pins > 0 || p.filler() != nil || p.job() != nil {
 			return nil
 		}
 		for _, slot := range p.slots {
 			ram += int64(len(slot.Padded()))
+		}
+		if p.unrecorded { // it was written for somebody who did not wait for the record
+			for _, at := range p.place {
+				l := live[at.Segment]
+				live[at.Segment] = segmentLive{l.copies + 1, l.bytes + at.Allocated()}
+			}
 		}
 	}
 	if d.counters.leases.Load() > 0 || d.pending.count() > 0 || s.pending > 0 || len(s.queue) > 0 || s.busy || d.gate.others() {

@@ -34,6 +34,7 @@ func (d *DB) Checkpoints(ctx context.Context) iter.Seq2[Checkpoint, error] {
 			return
 		}
 		defer d.gate.leave()
+		unproven := d.unproven.active.Load()
 		snapshot := d.index.Snapshot()
 		defer snapshot.Close()
 		var gens []Generation // so that reading them does not go on inside the scan
@@ -47,6 +48,15 @@ func (d *DB) Checkpoints(ctx context.Context) iter.Seq2[Checkpoint, error] {
 			}
 			if err != nil {
 				break
+			}
+			if unproven {
+				var listed bool
+				if listed, err = d.isListed(snapshot, g); err != nil {
+					break
+				}
+				if !listed {
+					continue
+				}
 			}
 			var c Checkpoint
 			if c, err = describe(snapshot, g); err == nil && !yield(c, nil) {
@@ -65,16 +75,30 @@ func (d *DB) Checkpoint(g Generation) (Checkpoint, error) {
 		return Checkpoint{}, err
 	}
 	defer d.gate.leave()
+	unproven := d.unproven.active.Load()
 	snapshot := d.index.Snapshot()
 	defer snapshot.Close()
 	s, err := txn.ReadState(snapshot, g)
-	if err == nil && (s == nil || s.Status != txn.Listed) {
+	listed := s != nil && s.Status == txn.Listed
+	if err == nil && listed && unproven {
+		listed, err = d.unproven.listed(snapshot, g, s)
+	}
+	if err == nil && !listed {
 		err = fmt.Errorf("db: generation %s is not listed: %w", g, ErrNotFound)
 	}
 	if err != nil {
 		return Checkpoint{}, err
 	}
 	return describe(snapshot, g)
+}
+
+// isListed tells whether a checkpoint that the catalogue calls listed is so, while there is something unproven.
+func (d *DB) isListed(v txn.Reader, g Generation) (bool, error) {
+	s, err := txn.ReadState(v, g)
+	if err != nil {
+		return false, err
+	}
+	return d.unproven.listed(v, g, s)
 }
 
 func describe(v txn.Reader, g Generation) (c Checkpoint, err error) {
@@ -148,34 +172,6 @@ func (d *DB) decideEssential(ctx context.Context, decide func(v txn.Reader) (txn
 	}
 	defer d.gate.leave()
 	return d.committer.commitEssential(ctx, &transaction{decide: decide})
-}
-
-// evictFromDisk retires and deletes the n checkpoints that go first. more is false once nothing is left.
-func (d *DB) evictFromDisk(ctx context.Context, n int) (more bool, err error) {
-	ctx, m := d.telemetry.begin(ctx, opEvictDisk)
-	var pages, bytes int64
-	defer func() { m.end(err, pages, bytes) }()
-	if more, err = d.evictOldestLoose(); more || err != nil {
-		return more, err
-	}
-	err = d.committer.commitEssential(ctx, &transaction{
-		decide: func(v txn.Reader) (txn.Record, error) {
-			var victims []Generation
-			if err := txn.Checkpoints(v, func(g Generation) (bool, error) {
-				victims = append(victims, g)
-				return len(victims) < n, nil
-			}); err != nil {
-				return nil, err
-			}
-			rec, err := txn.DecideRetire(v, victims, txn.ReasonDiskPressure, true, false)
-			if rec == nil || err != nil {
-				return nil, err
-			}
-			return rec, nil
-		},
-		applied: func(e *txn.Effects) { more, pages, bytes = true, int64(len(e.Dropped)), allocatedBytes(e.Dropped) },
-	})
-	return more, err
 }
 
 // evictOldestLoose deletes loose pages of the oldest segment, unless a superseded checkpoint goes before them.

@@ -28,8 +28,8 @@ func awaitWaiter(t testing.TB, d *DB, key txn.Key) {
 	t.Helper()
 	for waiting := false; !waiting; runtime.Gosched() {
 		d.residency.mu.Lock()
-		p := d.residency.pages[key]
-		waiting = p != nil && p.changed != nil
+		p := d.residency.pages.get(key)
+		waiting = p != nil && p.use != nil && p.use.changed != nil
 		d.residency.mu.Unlock()
 	}
 }

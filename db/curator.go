@@ -13,18 +13,21 @@ import (
 // checkpoints have a time of grace, and it ends that. All of it is preference: its records are logged and not waited
 // for, a crash may lose the last few, and nobody's call waits for it.
 //
-// Times are monotonic. A restart begins the time of grace anew, because the clocks of two processes cannot be compared.
+// Times are monotonic. A restart begins the time of grace anew, because the clocks of two processes cannot be compared; what is in
+// it is looked for when it is over, and not at open.
 type curator struct {
 	db    *DB
 	grace time.Duration
 	wake  chan struct{}
 
-	turn sync.Mutex // held over work: what was noted before a call of it is recorded when it returns
+	turn longLock // held over work: what was noted before a call of it is recorded when it returns
 
 	mu       sync.Mutex // guards what follows
 	youngest Generation // the last one that was listed or marked as used: finding it changes nothing
 	found    map[foundCheckpoint]bool
 	graced   []gracedCheckpoints // by rising deadline
+	earlier  time.Time           // when the grace ends of what was superseded before the open; zero once that is done
+	since    txn.LSN             // up to it, before the open
 }
 
 // foundCheckpoint is a checkpoint that was found, or, for a match inside a longer one, the last page of it that was used.
@@ -41,8 +44,8 @@ type gracedCheckpoints struct {
 // foundMax bounds the finds that wait to be recorded; more are dropped, which costs recency and nothing else.
 const foundMax = 4096
 
-func newCurator(d *DB, grace time.Duration) *curator {
-	return &curator{db: d, grace: grace, wake: make(chan struct{}, 1), found: map[foundCheckpoint]bool{}}
+func newCurator(d *DB, grace time.Duration, since txn.LSN) *curator {
+	return &curator{db: d, grace: grace, earlier: time.Now().Add(grace), since: since, turn: newLongLock(), wake: make(chan struct{}, 1), found: map[foundCheckpoint]bool{}}
 }
 
 func (c *curator) signal() {
@@ -104,7 +107,21 @@ func (c *curator) work(ctx context.Context) (time.Duration, error) {
 	if len(c.graced) > 0 {
 		next = time.Until(c.graced[0].until)
 	}
+	earlier := !c.earlier.IsZero()
+	if earlier && time.Now().Before(c.earlier) {
+		if left := time.Until(c.earlier); next < 0 || left < next {
+			next = left
+		}
+		earlier = false
+	}
 	c.mu.Unlock()
+	if earlier {
+		gens, err := c.gracedBefore()
+		if err != nil {
+			return next, err
+		}
+		over = append(over, gens...)
+	}
 	if len(found) > 0 {
 		if err := c.record(ctx, found); err != nil {
 			return next, err
@@ -120,7 +137,39 @@ func (c *curator) work(ctx context.Context) (time.Duration, error) {
 			return next, err
 		}
 	}
+	if earlier {
+		c.mu.Lock()
+		c.earlier = time.Time{}
+		c.mu.Unlock()
+	}
 	return next, nil
+}
+
+// gracedBefore gives the checkpoints in grace that were superseded by what was published before the open.
+func (c *curator) gracedBefore() (gens []Generation, err error) {
+	snapshot := c.db.index.Snapshot()
+	defer snapshot.Close()
+	var graced []Generation
+	if err := txn.InGrace(snapshot, func(g Generation) (bool, error) {
+		graced = append(graced, g)
+		return true, nil
+	}); err != nil {
+		return nil, err
+	}
+	for _, g := range graced {
+		s, err := txn.ReadState(snapshot, g)
+		if err != nil || s == nil {
+			return gens, err
+		}
+		by, err := txn.ReadState(snapshot, s.SupersededBy)
+		if err != nil {
+			return gens, err
+		}
+		if by == nil || by.Published <= c.since {
+			gens = append(gens, g)
+		}
+	}
+	return gens, nil
 }
 
 // record makes found checkpoints current and young again.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,10 +53,10 @@ type DB struct {
 
 	lateWrites atomic.Int64 // writes under way that take longer than makeRoom waits for: the disk lags
 
-	owners    ownerSet
-	leases    leaseSet
-	recovered RecoveryReport
-	scrubbed  atomic.Pointer[ScrubReport]
+	owners   ownerSet
+	leases   leaseSet
+	unproven *unproven
+	scrubbed atomic.Pointer[ScrubReport]
 
 	closeOnce sync.Once
 	closed    CloseReport
@@ -66,16 +65,22 @@ type DB struct {
 
 var errClosed = fmt.Errorf("db: %w", ErrClosed)
 
-// RecoveryReport says what Open found and did.
+// RecoveryReport says what Open found and did, and what it left to the background.
 type RecoveryReport struct {
-	Duration     time.Duration
-	LogRecords   int64 // replayed
-	LogBytesCut  int64 // torn end of the log
-	NotDurable   int   // checkpoints retired because their pages had been in RAM only
-	Lost         int   // checkpoints retired because a segment file was missing or too short
+	Duration     time.Duration // until it served
+	Replay       time.Duration // of that, reading and replaying the log
+	LogRecords   int64         // replayed
+	LogBytesCut  int64         // torn end of the log
+	NotDurable   int           // checkpoints retired because their pages had been in RAM only
+	Lost         int           // checkpoints retired because a segment file was missing or too short
 	LostPages    int64
 	OrphanFiles  int // segment files removed in which nothing was alive
 	TrimmedFiles int // segment files whose unrecorded end was cut off
+
+	Complete   bool          // everything that the last process left is settled
+	Unverified int64         // checkpoints known to be incomplete and not retired yet; they are not listed
+	Background time.Duration // from when it served until everything was settled
+	Failure    string        // of the last try to go on in the background
 }
 
 // CloseReport says what Close did.
@@ -112,7 +117,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 			}
 		}
 	}()
-	if d.dir, err = takeDirectory(dir, o.ReadOnly); err != nil {
+	if d.dir, err = takeDirectory(d.options.storage.Directory, dir, o.ReadOnly); err != nil {
 		return nil, err
 	}
 	undo = append(undo, d.dir.close)
@@ -122,21 +127,26 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 	undo = append(undo, d.telemetry.close)
 	ctx, m := d.telemetry.begin(ctx, opRecover)
 	defer func() {
-		if m.span.IsRecording() {
-			m.span.SetAttributes(attribute.Int64(keyRecords, d.recovered.LogRecords), attribute.Int(keyRetired, d.recovered.NotDurable+d.recovered.Lost))
+		var r RecoveryReport
+		if d.unproven != nil {
+			r = d.RecoveryReport()
 		}
-		m.end(err, d.recovered.LostPages, 0)
+		if m.span.IsRecording() {
+			m.span.SetAttributes(attribute.Int64(keyRecords, r.LogRecords), attribute.Int(keyRetired, r.NotDurable+r.Lost))
+		}
+		m.end(err, r.LostPages, 0)
 	}()
 	if err = d.dir.checkParts(); err != nil {
 		return nil, err
 	}
-	if d.index, err = index.Open(d.dir.join(indexName), index.Options{Logger: o.Logger, ReadOnly: o.ReadOnly}); err != nil {
+	if d.index, err = index.Open(d.dir.join(indexName), index.Options{FS: d.options.storage.Index, Logger: o.Logger, ReadOnly: o.ReadOnly}); err != nil {
 		return nil, fmt.Errorf("db: %w", err)
 	}
 	undo = append(undo, d.index.Close)
 	d.loose = &looseIndex{index: d.index}
 	d.history = &chronicle{index: d.index, age: o.HistoryAge, now: time.Now, count: -1}
-	if err = d.openLog(ctx); err != nil {
+	var replayed RecoveryReport
+	if replayed, err = d.openLog(ctx, begun); err != nil {
 		return nil, err
 	}
 	undo = append(undo, d.log.Close)
@@ -144,8 +154,19 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		return nil, err
 	}
 	undo = append(undo, d.arena.Close, d.segments.Close)
-	if err = d.reconcile(ctx, &undo); err != nil {
+	if err = d.reconcile(&undo, replayed); err != nil {
 		return nil, err
+	}
+	tell := d.progress(begun)
+	if err = d.unproven.pass(ctx, tell, func() bool { return time.Since(begun) < o.OpenBudget }); err != nil {
+		return nil, err
+	}
+	d.unproven.note(func(r *RecoveryReport) {
+		d.unproven.served = time.Now()
+		r.Duration = d.unproven.served.Sub(begun)
+	})
+	if d.unproven.active.Load() {
+		d.loop("prove", func() { d.unproven.run(tell) })
 	}
 	if !o.ReadOnly {
 		d.loop("curator", d.curator.run)
@@ -162,7 +183,6 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 			d.trim() // the budget may be smaller than it was
 		}
 	}
-	d.recovered.Duration = time.Since(begun)
 	d.begun = begun
 	if o.Introspection {
 		d.serving = d.introspect()
@@ -171,35 +191,40 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 }
 
 // openLog opens the log and replays what the index lacks.
-func (d *DB) openLog(ctx context.Context) (err error) {
+func (d *DB) openLog(ctx context.Context, begun time.Time) (report RecoveryReport, err error) {
+	start := time.Now()
 	var applied txn.LSN
 	catalogue := catalogue{d.index}
 	if err := catalogue.Read(func(v txn.Reader) (err error) {
 		applied, err = txn.ReadApplied(v)
 		return err
 	}); err != nil {
-		return fmt.Errorf("db: %w", err)
+		return report, fmt.Errorf("db: %w", err)
 	}
 	if err = d.dir.checkLog(applied); err != nil {
-		return err
+		return report, err
 	}
 	d.log, err = wal.Open(d.dir.join(walName), wal.Options{
-		FirstLSN: applied + 1, Fence: d.dir.check, FS: d.options.walFS, Logger: d.options.Logger, ReadOnly: d.options.ReadOnly,
+		RotateBytes: min(wal.RotateBytesDefault, d.options.ReplayBytes),
+		FirstLSN:    applied + 1, Fence: d.dir.check, FS: d.options.walFS, Logger: d.options.Logger, ReadOnly: d.options.ReadOnly,
 	})
 	if err != nil {
-		return fmt.Errorf("db: %w", err)
+		return report, fmt.Errorf("db: %w", err)
 	}
-	r, err := recovery.Replay(ctx, d.log, historicalCatalogue{catalogue, d.history})
+	tell, done, total := d.progress(begun), int64(0), int64(d.log.Next()-1-applied)
+	tell(StageReplay, 0, total)
+	r, err := recovery.Replay(ctx, d.log, countingCatalogue{historicalCatalogue{catalogue, d.history}, func() {
+		done = min(done+recovery.ReplayBatch, total)
+		tell(StageReplay, done, total)
+	}})
 	if err == nil {
 		err = d.history.replayed(r.Records, r.To)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("db: %w", err), d.log.Close())
+		return report, errors.Join(fmt.Errorf("db: %w", err), d.log.Close())
 	}
-	d.recovered.LogRecords = r.Records
-	d.recovered.LogBytesCut = d.log.Repair().Cut
 	d.events = newStream(max(applied, d.log.Next()-1))
-	return nil
+	return RecoveryReport{LogRecords: r.Records, LogBytesCut: d.log.Repair().Cut, Replay: time.Since(start)}, nil
 }
 
 // openTiers opens the RAM tier and the segment files.
@@ -211,7 +236,7 @@ func (d *DB) openTiers() (err error) {
 	}); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
-	if d.arena, err = arena.New(d.options.RAMBytes, arena.Options{}); err != nil {
+	if d.arena, err = arena.New(d.options.RAMBytes, arena.Options{Lock: pageLock(d.options.Engine, d.options.Logger)}); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
 	d.segments, err = segment.Open(d.dir.join(dataName), segment.Options{
@@ -224,9 +249,9 @@ func (d *DB) openTiers() (err error) {
 	return nil
 }
 
-// reconcile makes catalogue and payload agree, starts the committer and the return of disk space, and retires what is not
-// restorable.
-func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
+// reconcile compares catalogue and payload, and starts the committer and the return of disk space. What does not agree is
+// for the pass of unproven.
+func (d *DB) reconcile(undo *[]func() error, replayed RecoveryReport) error {
 	infos, err := d.segments.Segments()
 	if err != nil {
 		return fmt.Errorf("db: %w", err)
@@ -251,21 +276,13 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 	}); err != nil {
 		return fmt.Errorf("db: %w", err)
 	}
-	orphans := slices.DeleteFunc(plan.Orphans, func(n uint64) bool { return live[n].copies > 0 }) // loose pages are in no record
+	orphans, tails := withoutLive(plan.Orphans, live), plan.Tails
 	if d.options.ReadOnly {
-		orphans, plan.Tails = nil, nil
-	}
-	for _, n := range orphans {
-		if err := d.segments.Remove(n); err != nil {
-			return fmt.Errorf("db: orphaned segment %d: %w", n, err)
-		}
-	}
-	for _, t := range plan.Tails {
-		if err := d.segments.Truncate(t.Number, t.Size); err != nil {
-			return fmt.Errorf("db: end of segment %d: %w", t.Number, err)
-		}
+		orphans, tails = nil, nil
 	}
 	d.history.gauge = func(s *Sample) { s.RAMBytes, s.LogBytes = d.arena.Usage().Used, d.log.Size() }
+	d.unproven = d.newUnproven(&plan, d.log.Next()-1, orphans, tails)
+	d.unproven.report = replayed
 	d.disk = newDiskSpace(d.segments, d.options.DiskBytes, live, d.options.Logger)
 	d.disk.evict = d.evictFromDisk
 	d.residency = newResidency(d.arena, d.disk.free)
@@ -276,45 +293,16 @@ func (d *DB) reconcile(ctx context.Context, undo *[]func() error) error {
 		return fmt.Errorf("db: %w", err)
 	}
 	d.committer.told = d.events.tell
-	d.curator = newCurator(d, d.options.SupersedeGrace)
+	if replayed.LogRecords > 0 {
+		d.committer.flushSoon()
+	}
+	d.curator = newCurator(d, d.options.SupersedeGrace, d.unproven.since)
 	go d.disk.run()
 	*undo = append(*undo, func() error {
 		d.committer.stop()
 		d.disk.close()
 		return nil
 	})
-	d.recovered.NotDurable, d.recovered.Lost, d.recovered.LostPages = len(plan.Undurable), len(plan.Lost), plan.LostPages
-	d.recovered.OrphanFiles, d.recovered.TrimmedFiles = len(orphans), len(plan.Tails)
-	if len(plan.Damaged) > 0 {
-		d.options.Logger.Warn("segment files missing or too short", "files", len(plan.Damaged), "pages", plan.LostPages, "checkpoints", len(plan.Lost))
-	}
-	if err := d.retireAll(ctx, plan.Lost, txn.ReasonLost); err != nil {
-		return err
-	}
-	for _, s := range plan.Damaged {
-		if s.Size < 0 || d.options.ReadOnly {
-			continue
-		}
-		select { // what is left in a short file moves, so that the file goes and no later open measures it again
-		case d.disk.sparse <- s.Number:
-		default:
-		}
-	}
-	if err := d.retireAll(ctx, plan.Undurable, txn.ReasonNotDurable); err != nil {
-		return err
-	}
-	var graced []Generation
-	if err := (catalogue{d.index}).Read(func(v txn.Reader) error {
-		return txn.InGrace(v, func(g Generation) (bool, error) {
-			graced = append(graced, g)
-			return true, nil
-		})
-	}); err != nil {
-		return fmt.Errorf("db: %w", err)
-	}
-	if len(graced) > 0 {
-		d.curator.spare(graced)
-	}
 	return nil
 }
 
@@ -324,32 +312,39 @@ const retireAtOnce = 1024
 // retireAll retires and deletes checkpoints, in as many records as it takes. What is retired already is deleted; what is gone
 // is passed over.
 func (d *DB) retireAll(ctx context.Context, gens []Generation, reason txn.Reason) error {
+	return d.retireThose(ctx, gens, reason, func(*txn.State) bool { return true })
+}
+
+// retireThose is retireAll for those of the checkpoints whose state, when the turn has come, is such.
+func (d *DB) retireThose(ctx context.Context, gens []Generation, reason txn.Reason, such func(*txn.State) bool) error {
 	for len(gens) > 0 {
 		n := min(len(gens), retireAtOnce)
 		some := gens[:n]
 		gens = gens[n:]
+		those := func(v txn.Reader, status txn.Status) (found []Generation, err error) {
+			for _, g := range some {
+				if s, err := txn.ReadState(v, g); err != nil {
+					return nil, err
+				} else if s != nil && s.Status == status && such(s) {
+					found = append(found, g)
+				}
+			}
+			return found, nil
+		}
 		err := d.committer.commitEssential(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
-			rec, err := txn.DecideRetire(v, some, reason, true, false)
-			if rec == nil || err != nil {
+			listed, err := those(v, txn.Listed)
+			if err != nil {
 				return nil, err
 			}
-			return rec, nil
+			return optional(txn.DecideRetire(v, listed, reason, true, false))
 		}})
 		if err == nil {
 			err = d.committer.commitEssential(ctx, &transaction{decide: func(v txn.Reader) (txn.Record, error) {
-				var left []Generation
-				for _, g := range some {
-					if s, err := txn.ReadState(v, g); err != nil {
-						return nil, err
-					} else if s != nil && s.Status == txn.Retired {
-						left = append(left, g)
-					}
-				}
-				rec, err := txn.DecideDelete(v, left)
-				if rec == nil || err != nil {
+				left, err := those(v, txn.Retired)
+				if err != nil {
 					return nil, err
 				}
-				return rec, nil
+				return optional(txn.DecideDelete(v, left))
 			}})
 		}
 		if err != nil {
@@ -364,6 +359,7 @@ func (d *DB) follow(e *txn.Effects) {
 	d.counters.published.Add(int64(len(e.Listed)))
 	d.counters.retired.Add(int64(len(e.Retired)))
 	d.counters.deleted.Add(int64(len(e.Deleted)))
+	d.unproven.retired(e.Retired)
 	d.residency.setCool(e.Cooled, true)
 	d.residency.setCool(e.Warmed, false)
 	if len(e.Dropped) > 0 {
@@ -379,9 +375,6 @@ func (d *DB) follow(e *txn.Effects) {
 		d.disk.free(e.Freed)
 	}
 }
-
-// Recovered says what Open found and did.
-func (d *DB) Recovered() RecoveryReport { return d.recovered }
 
 // Close ends the database. It admits nothing new, waits for pending publications, writes what is in RAM only and worth
 // keeping, retires what did not make it before the context ended, and makes the index durable, so that the next open has

@@ -27,7 +27,7 @@ func TestTheLifeOfACheckpoint(t *testing.T) {
 	report := closeDB(t, d)
 	require.Zero(t, report.Persisted, "write-through leaves nothing to be written")
 	d = openDB(t, dir, Options{})
-	require.Zero(t, d.Recovered().LogRecords)
+	require.Zero(t, d.RecoveryReport().LogRecords)
 	require.EqualValues(t, 1000, restoreAt(t, d, seq))
 
 	require.NoError(t, seq.Append(tokens(2, 500)))
@@ -36,7 +36,7 @@ func TestTheLifeOfACheckpoint(t *testing.T) {
 	require.EqualValues(t, 2*(32*4096+12345), bytes)
 	crash(t, d)
 	d = openDB(t, dir, Options{})
-	require.NotZero(t, d.Recovered().LogRecords)
+	require.NotZero(t, d.RecoveryReport().LogRecords)
 	require.EqualValues(t, 1500, restoreAt(t, d, seq))
 	checkCatalogue(t, d)
 

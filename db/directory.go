@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"github.com/gofrs/flock"
 	"github.com/google/uuid"
 )
 
@@ -77,38 +76,32 @@ func parseMarker(b []byte) (m marker, err error) {
 
 // directory is the owned database directory: its lock is held and its epoch is ours.
 type directory struct {
+	fs     DirectoryFS
 	path   string // absolute, symbolic links resolved
-	lock   *flock.Flock
+	lock   DirectoryLock
 	marker marker
 }
 
 // openDirectory creates the directory if it is not there, takes its lock and enters a new epoch. A directory that is not
 // ours, or of another format version, is refused before anything in it is changed.
-func openDirectory(dir string) (*directory, error) {
+func openDirectory(fsys DirectoryFS, dir string) (*directory, error) {
 	if dir == "" {
 		return nil, fmt.Errorf("db: name of the directory is empty: %w", ErrInvalid)
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	path, err := fsys.Resolve(dir, true)
+	if err != nil {
 		return nil, osError("create", dir, err)
 	}
-	path, err := filepath.Abs(dir)
-	if err == nil {
-		path, err = filepath.EvalSymlinks(path)
-	}
-	if err != nil {
-		return nil, osError("resolve", dir, err)
-	}
 	// Look before the lock file is created, so that a foreign directory is left as it is.
-	if _, err := readMarker(path); err != nil {
+	if _, err := readMarker(fsys, path); err != nil {
 		return nil, err
 	}
-	d := &directory{path: path, lock: flock.New(filepath.Join(path, lockName), flock.SetPermissions(0o600))}
-	ok, err := d.lock.TryLock()
-	if err != nil {
-		return nil, osError("lock", d.lock.Path(), err)
+	d := &directory{fs: fsys, path: path}
+	if d.lock, err = fsys.Lock(d.join(lockName), false); err != nil {
+		return nil, osError("lock", d.join(lockName), err)
 	}
-	if !ok {
-		return nil, locked(path)
+	if d.lock == nil {
+		return nil, locked(fsys, path)
 	}
 	if err := d.enter(); err != nil {
 		return nil, errors.Join(err, d.lock.Close())
@@ -118,7 +111,7 @@ func openDirectory(dir string) (*directory, error) {
 
 // enter begins a new epoch under the lock.
 func (d *directory) enter() error {
-	m, err := readMarker(d.path)
+	m, err := readMarker(d.fs, d.path)
 	if err != nil {
 		return err
 	}
@@ -130,22 +123,16 @@ func (d *directory) enter() error {
 	host, _ := os.Hostname()
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	holder := fmt.Sprintf("pid %d host %s boot %s epoch %d\n", os.Getpid(), host, bytes.TrimSpace(boot), m.epoch)
-	if err := os.WriteFile(d.lock.Path(), []byte(holder), 0o600); err != nil {
-		return osError("write", d.lock.Path(), err)
+	if err := d.fs.WriteFile(d.join(lockName), []byte(holder), false); err != nil {
+		return osError("write", d.join(lockName), err)
 	}
-	return replaceFile(filepath.Join(d.path, markerName), m.marshal())
+	return replaceFile(d.fs, d.join(markerName), m.marshal())
 }
 
-// check tells whether the directory is still ours: the file that is locked is the one in the directory and the marker
-// holds our epoch.
+// check tells whether the directory is still ours: the file that is locked is the one in the directory.
 func (d *directory) check() error {
-	held, err := d.lock.Stat()
-	if err != nil {
+	if err := d.lock.Check(); err != nil {
 		return fmt.Errorf("db: %s: lock: %w: %w", d.path, ErrFenced, err)
-	}
-	there, err := os.Stat(d.lock.Path())
-	if err != nil || !os.SameFile(held, there) {
-		return fmt.Errorf("db: %s: the lock file was replaced: %w", d.path, ErrFenced)
 	}
 	return nil
 }
@@ -156,8 +143,8 @@ func (d *directory) join(name string) string { return filepath.Join(d.path, name
 
 // readMarker gives nil without an error for a directory that is empty but for a lock file and what an open that was cut
 // short left behind.
-func readMarker(path string) (*marker, error) {
-	b, err := os.ReadFile(filepath.Join(path, markerName))
+func readMarker(fsys DirectoryFS, path string) (*marker, error) {
+	b, err := fsys.ReadFile(filepath.Join(path, markerName))
 	if err == nil {
 		m, err := parseMarker(b)
 		if err != nil {
@@ -168,7 +155,7 @@ func readMarker(path string) (*marker, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return nil, osError("read", filepath.Join(path, markerName), err)
 	}
-	entries, err := os.ReadDir(path)
+	entries, err := fsys.ReadDir(path)
 	if err != nil {
 		return nil, osError("list", path, err)
 	}
@@ -185,22 +172,14 @@ func readMarker(path string) (*marker, error) {
 const temporarySuffix = ".new"
 
 // replaceFile puts content at path so that a crash leaves the old content or the new, never a mixture.
-func replaceFile(path string, content []byte) error {
+func replaceFile(fsys DirectoryFS, path string, content []byte) error {
 	tmp := path + temporarySuffix
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return osError("create", tmp, err)
-	}
-	_, err = f.Write(content)
+	err := fsys.WriteFile(tmp, content, true)
 	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(tmp, path)
+		err = fsys.Rename(tmp, path)
 	}
 	if err == nil {
-		err = syncDirectory(filepath.Dir(path))
+		err = fsys.SyncDir(filepath.Dir(path))
 	}
 	if err != nil {
 		return osError("replace", path, err)
@@ -208,13 +187,7 @@ func replaceFile(path string, content []byte) error {
 	return nil
 }
 
-func syncDirectory(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
+func syncDirectory(path string) error { return osDirectory{}.SyncDir(path) }
 
 // osError gives an error of the operating system its class.
 func osError(what, path string, err error) error {

@@ -111,12 +111,12 @@ func (d *DB) pinLiving(number uint64, keys []txn.Key) (map[int][]*page, error) {
 			continue
 		}
 		t.mu.Lock()
-		p := t.pages[key]
+		p := t.pages.get(key)
 		if p == nil && t.quarantine[key] == nil {
 			p = &page{key: key, parent: e.Parent, bytes: e.Bytes, place: e.Place, class: segment.Shared, known: true, unproven: true, cool: e.Current == 0}
-			t.pages[key] = p
+			t.pages.put(p)
 		}
-		if p != nil && p.known && !p.lost && p.filler == nil && slices.Equal(p.place, e.Place) {
+		if p != nil && p.known && !p.lost && p.filler() == nil && slices.Equal(p.place, e.Place) {
 			t.pin(p)
 			pages[int(e.Ranks)] = append(pages[int(e.Ranks)], p)
 		}

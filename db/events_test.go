@@ -40,8 +40,8 @@ func upTo(t testing.TB, s *Subscription, lsn txn.LSN) (events []Event) {
 	return events
 }
 
-// history makes told events equal to those of the log: without a time, and without what is told only while it happens.
-func history(events []Event) (same []Event) {
+// pastEvents makes told events equal to those of the log: without a time, and without what is told only while it happens.
+func pastEvents(events []Event) (same []Event) {
 	for _, e := range events {
 		if e.Time = (time.Time{}); e.Kind != EventDurable {
 			same = append(same, e)
@@ -104,10 +104,10 @@ func TestEventsTellTheLifeOfACheckpoint(t *testing.T) {
 		require.LessOrEqual(t, events[i].LSN, events[i+1].LSN)
 	}
 
-	require.Equal(t, history(events), upTo(t, subscribe(t, d, SubscribeOptions{From: OldestLSN}), lsn), "the log tells the same")
+	require.Equal(t, pastEvents(events), upTo(t, subscribe(t, d, SubscribeOptions{From: OldestLSN}), lsn), "the log tells the same")
 	middle := events[len(events)/2].LSN
 	var later []Event
-	for _, e := range history(events) {
+	for _, e := range pastEvents(events) {
 		if e.LSN >= middle {
 			later = append(later, e)
 		}
@@ -120,7 +120,7 @@ func TestEventsTellTheLifeOfACheckpoint(t *testing.T) {
 	c, _ := publish(t, d, seqOf(t, ns, tokens(3, 20)), 20)
 	lsn = stats(t, d).LSN
 	all := upTo(t, both, lsn)
-	require.Equal(t, history(append(events, upTo(t, now, lsn)...)), history(all))
+	require.Equal(t, pastEvents(append(events, upTo(t, now, lsn)...)), pastEvents(all))
 	require.Equal(t, c, all[len(all)-1].Generation)
 
 	future := subscribe(t, d, SubscribeOptions{From: lsn + 2})
@@ -269,7 +269,7 @@ func TestSlowReaderOfEventsLosesNothing(t *testing.T) {
 	require.Equal(t, want[:4], got)
 	require.Equal(t, want[4].LSN, slow.Resume())
 	got = append(got, upTo(t, subscribe(t, d, SubscribeOptions{From: slow.Resume(), Buffer: 4}), lsn)...)
-	require.Equal(t, history(want), history(got))
+	require.Equal(t, pastEvents(want), pastEvents(got))
 
 	// A record larger than the buffer comes whole to a reader that has nothing waiting.
 	small := subscribe(t, d, SubscribeOptions{Buffer: 1})

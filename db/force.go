@@ -81,8 +81,8 @@ func (d *DB) everything(ctx context.Context, ns txn.Key) (a txn.Accounts, gens [
 func (r *residency) heldAndGone() (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, p := range r.pages {
-		if p.pins > 0 && !p.known && p.filler == nil {
+	for p := range r.pages.all() {
+		if p.pins > 0 && !p.known && p.filler() == nil {
 			n++
 		}
 	}

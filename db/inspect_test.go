@@ -95,6 +95,7 @@ func TestSocketAnswersAsTheProcessDoes_OBS04_OBS05(t *testing.T) {
 	x, err := Inspect(t.Context(), dir, Options{Logger: quiet})
 	require.NoError(t, err)
 	require.True(t, x.Live())
+	settle(t, d) // what was restored is noted in the background
 	near, far := everyQuestion(t, d.Inspector(), g), everyQuestion(t, x, g)
 	for name, answer := range near {
 		require.True(t, answer == far[name], "%s\n%.2000s\n%.2000s", name, answer, far[name])

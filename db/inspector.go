@@ -51,7 +51,7 @@ func (i inspector) Overview(ctx context.Context) (*Overview, error) {
 	o := d.options
 	r := &Overview{
 		Directory: d.dir.path, ID: d.dir.marker.id.String(), Epoch: d.dir.marker.epoch, Format: formatVersion, ReadOnly: o.ReadOnly,
-		PID: os.Getpid(), Opened: d.begun, At: time.Now(), Recovered: d.recovered, Durable: o.WritePolicy != Never && !o.ReadOnly, Stats: s, Scrubbed: d.scrubbed.Load(),
+		PID: os.Getpid(), Opened: d.begun, At: time.Now(), Recovered: d.RecoveryReport(), Durable: o.WritePolicy != Never && !o.ReadOnly, Stats: s, Scrubbed: d.scrubbed.Load(),
 		Settings: Settings{
 			WritePolicy: o.WritePolicy.String(), RAMBytes: s.RAMCapacity, DiskBytes: s.DiskBudget, SegmentBytes: o.SegmentBytes, ReplayBytes: o.ReplayBytes,
 			ScrubBytes: o.ScrubBytesPerSecond, AdmissionTimeout: o.AdmissionTimeout, LoadTimeout: o.LoadTimeout, LeaseTimeout: o.LeaseTimeout,
@@ -247,8 +247,8 @@ func (r *residency) tierOf(m *txn.Manifest, durable bool) string {
 			keys = []txn.Key{g.Head}
 		}
 		for _, key := range keys {
-			p := r.pages[key]
-			inRAM = inRAM && p != nil && p.slots != nil && p.filler == nil
+			p := r.pages.get(key)
+			inRAM = inRAM && p != nil && p.slots != nil && p.filler() == nil
 		}
 	}
 	switch {
@@ -404,18 +404,18 @@ func (i inspector) page(v txn.Reader, p *PageInfo) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_, p.Quarantined = r.quarantine[p.Key]
-	x := r.pages[p.Key]
+	x := r.pages.get(p.Key)
 	if x == nil {
 		return nil
 	}
-	p.Pins = x.pins
+	p.Pins = int(x.pins)
 	switch {
-	case x.filler != nil:
+	case x.filler() != nil:
 		p.RAM = "filling"
-	case x.slots == nil && x.job != nil:
+	case x.slots == nil && x.job() != nil:
 		p.RAM = "loading"
 	case x.slots == nil:
-	case x.job != nil:
+	case x.job() != nil:
 		p.RAM = "writing"
 	case x.dirty():
 		p.RAM = "dirty"

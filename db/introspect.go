@@ -414,7 +414,7 @@ func (x *Inspection) Close() error { return x.close() }
 //
 // Errors: those of Open; ErrLocked if the directory is in use by a process that serves no socket.
 func Inspect(ctx context.Context, dir string, o Options) (*Inspection, error) {
-	path, err := resolve(dir)
+	path, err := resolve(osDirectory{}, dir)
 	if err != nil {
 		return nil, err
 	}

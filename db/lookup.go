@@ -63,9 +63,10 @@ func (d *DB) Lookup(ctx context.Context, s *Sequence, o LookupOptions) (found Ma
 		return Match{}, err
 	}
 	defer d.gate.leave()
+	unproven := d.unproven.active.Load()
 	snapshot := d.index.Snapshot()
 	defer snapshot.Close()
-	c, err := longest(snapshot, s, limit)
+	c, err := d.longest(snapshot, s, limit, unproven)
 	if err != nil {
 		return Match{}, err
 	}
@@ -88,22 +89,43 @@ type candidate struct {
 	last   txn.Key // without a generation: a page that only checkpoints of at least this length need
 }
 
-// longest finds the longest candidate of at most limit tokens.
-func longest(v txn.Reader, s *Sequence, limit int64) (c candidate, err error) {
-	if limit < 1 {
+// longest finds the longest candidate of at most limit tokens. unproven says that there was something unproven when the reading of
+// the catalogue was taken: then what is found is checked.
+func (d *DB) longest(v txn.Reader, s *Sequence, limit int64, unproven bool) (c candidate, err error) {
+	for exact, boundary := limit, limit; ; {
+		c, err = longest(v, s, exact, boundary)
+		if err != nil || c.offset == 0 || !unproven {
+			return c, err
+		}
+		whole, below, err := d.unproven.whole(v, s, &c)
+		if err != nil || whole {
+			return c, err
+		}
+		if c.gen.IsZero() {
+			boundary = below
+		} else {
+			exact = c.offset - 1
+		}
+	}
+}
+
+// longest finds the longest candidate of at most exact tokens if it is a checkpoint, or at most boundary tokens if it is a page
+// boundary inside one.
+func longest(v txn.Reader, s *Sequence, exact, boundary int64) (c candidate, err error) {
+	if max(exact, boundary) < 1 {
 		return c, nil
 	}
-	q := &txn.Query{Max: limit, Spine: s.spine, Prefix: s.prefix, Near: s.near.Load()}
+	q := &txn.Query{Max: exact, Spine: s.spine, Prefix: s.prefix, Near: s.near.Load()}
 	if c.gen, c.offset, err = txn.LongestListed(v, q); err != nil {
 		return c, err
 	}
 	s.near.Store(q.Near)
 	layout := &s.namespace.identity.Layout
 	step, shapes := layout.boundaries()
-	if step == 0 || limit/step*step <= c.offset {
+	if step == 0 || boundary/step*step <= c.offset {
 		return c, nil
 	}
-	at, err := txn.LongestBoundary(v, shapes, step, limit, func(group int, position int64) txn.Key {
+	at, err := txn.LongestBoundary(v, shapes, step, boundary, func(group int, position int64) txn.Key {
 		return s.pageKey(group, position, (position+1)*shapes[group].PageTokens)
 	})
 	if err == nil && at > c.offset {

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-db/holdfast/db/internal/segment"
+	"github.com/holdfast-db/holdfast/gpu"
 	"github.com/holdfast-db/holdfast/wal"
 )
 
@@ -68,8 +69,16 @@ type Options struct {
 	SupersedeGrace time.Duration
 	// SegmentBytes is the size at which a segment file is closed and the next one begun; 0 is DefaultSegmentBytes.
 	SegmentBytes int64
-	// ReplayBytes bounds the log that an open after a crash has to replay; 0 is DefaultReplayBytes.
+	// ReplayBytes bounds the log that an open after a crash has to replay, a page in it counted as 512 bytes at least; 0 is
+	// DefaultReplayBytes.
 	ReplayBytes int64
+	// OpenBudget is the time after which Open serves, 0 is DefaultOpenBudget. What it has not come to by then is settled in the
+	// background, and is not listed until then. Opening the parts and replaying the log are always waited for; ReplayBytes
+	// bounds them.
+	OpenBudget time.Duration
+	// OpenProgress is told how far Open has come, on its goroutine, and after it has returned on one in the background, until
+	// StageComplete. It must not call the database. nil is nobody.
+	OpenProgress func(OpenProgress)
 	// ScrubBytesPerSecond is the rate at which page copies on disk are read and checked in the background, once a day; 0 is
 	// not at all.
 	ScrubBytesPerSecond int64
@@ -84,8 +93,14 @@ type Options struct {
 	// replayed or retired is so in memory only. Several handles may be open like that, and none beside a writer. What would
 	// change the database is ErrReadOnly.
 	ReadOnly bool
+	// Engine copies between pages and device memory for Publication.FillFromDevice and Restoration.CopyToDevice; nil is none. If
+	// it copies from and to pinned memory only, as the CUDA backend does, the RAM tier is page-locked piece by piece as it
+	// grows, and a page-lock that fails counts as no room. The engine stays the caller's, who closes it after the database.
+	Engine *gpu.Engine
 	// Faults makes the payload files misbehave; nil, as it should be but for tests, is none.
 	Faults *Faults
+	// Storage is the file system under the database; nil is the operating system's. It is for tests of the database itself.
+	Storage *Storage
 	// Logger receives what an operator should see; nil is slog.Default().
 	Logger *slog.Logger
 	// MeterProvider and TracerProvider take metrics and spans; nil is the global one.
@@ -95,6 +110,9 @@ type Options struct {
 	// The file systems of log and segments; nil is the operating system's. Tests inject faults here.
 	walFS     wal.FS
 	segmentFS segment.FS
+	storage   Storage // Storage, with what it leaves out
+	// holdProof, if it is there, keeps the background from settling what Open left until it is closed.
+	holdProof <-chan struct{}
 }
 
 // Defaults and limits of Options.
@@ -108,6 +126,8 @@ const (
 	DefaultSupersedeGrace   = 300 * time.Second
 	DefaultSegmentBytes     = 256 << 20
 	DefaultReplayBytes      = 16 << 20
+	DefaultOpenBudget       = 2 * time.Second
+	MaxOpenBudget           = 24 * time.Hour
 	DefaultHistoryAge       = 24 * time.Hour
 	MaxHistoryAge           = 366 * 24 * time.Hour
 )
@@ -126,6 +146,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.LoadTimeout == 0 {
 		o.LoadTimeout = DefaultLoadTimeout
+	}
+	if o.OpenBudget == 0 {
+		o.OpenBudget = DefaultOpenBudget
 	}
 	if o.SupersedeGrace == 0 {
 		o.SupersedeGrace = DefaultSupersedeGrace
@@ -150,6 +173,7 @@ func (o Options) withDefaults() (Options, error) {
 		{"Options.SegmentBytes", o.SegmentBytes, 1 << 20, 1 << 40},
 		{"Options.ScrubBytesPerSecond", o.ScrubBytesPerSecond, 0, 1 << 50},
 		{"Options.ReplayBytes", o.ReplayBytes, 64 << 10, 1 << 32},
+		{"Options.OpenBudget", int64(o.OpenBudget), 1, int64(MaxOpenBudget)},
 		{"Options.AdmissionTimeout", int64(o.AdmissionTimeout), 1, int64(time.Hour)},
 		{"Options.LoadTimeout", int64(o.LoadTimeout), 1, int64(time.Hour)},
 		{"Options.HistoryAge", int64(o.HistoryAge), 0, int64(MaxHistoryAge)},
@@ -158,6 +182,18 @@ func (o Options) withDefaults() (Options, error) {
 		if err := checkNumber(c.field, c.value, c.lo, c.hi); err != nil {
 			return o, err
 		}
+	}
+	if o.Storage != nil {
+		o.storage = *o.Storage
+	}
+	if o.storage.Directory == nil {
+		o.storage.Directory = osDirectory{}
+	}
+	if o.walFS == nil {
+		o.walFS = o.storage.Log
+	}
+	if o.segmentFS == nil {
+		o.segmentFS = o.storage.Segments
 	}
 	if err := o.Faults.validate(); err != nil {
 		return o, err

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/holdfast-db/holdfast/txn"
@@ -22,15 +21,15 @@ func (d *directory) checkParts() error {
 	} else if pending != "" {
 		return fmt.Errorf("db: %s: a salvage was interrupted after %s was complete; run it again: %w", d.path, pending, ErrCorrupt)
 	}
-	there, err := holdsAny(d.join(indexName))
+	there, err := d.holdsAny(indexName)
 	if err != nil || there {
 		return err
 	}
-	records, err := logDirectories(d.join(walName))
+	records, err := d.logDirectories()
 	if err != nil {
 		return err
 	}
-	data, err := holdsAny(d.join(dataName))
+	data, err := d.holdsAny(dataName)
 	if err != nil {
 		return err
 	}
@@ -42,27 +41,27 @@ func (d *directory) checkParts() error {
 
 // checkLog refuses a directory whose index has applied records and that lost its log.
 func (d *directory) checkLog(applied txn.LSN) error {
-	_, err := os.Lstat(d.join(walName))
-	if errors.Is(err, fs.ErrNotExist) && applied > 0 {
+	there, err := d.fs.Exists(d.join(walName))
+	if err == nil && !there && applied > 0 {
 		return fmt.Errorf("db: %s is missing, and the index has applied %d records of it: salvage the directory: %w", d.join(walName), applied, ErrCorrupt)
 	}
 	return nil // whatever else is wrong with it, opening it says better
 }
 
 // holdsAny reports whether a directory is there and holds anything.
-func holdsAny(path string) (bool, error) {
-	entries, err := os.ReadDir(path)
+func (d *directory) holdsAny(name string) (bool, error) {
+	entries, err := d.fs.ReadDir(d.join(name))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, osError("list", path, err)
+		return false, osError("list", d.join(name), err)
 	}
 	return len(entries) > 0, nil
 }
 
 // logDirectories gives the first LSNs that the names in the log directory state, rising.
-func logDirectories(path string) (first []uint64, err error) {
-	entries, err := os.ReadDir(path)
+func (d *directory) logDirectories() (first []uint64, err error) {
+	entries, err := d.fs.ReadDir(d.join(walName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, osError("list", path, err)
+		return nil, osError("list", d.join(walName), err)
 	}
 	for _, e := range entries {
 		var n uint64
@@ -86,7 +85,7 @@ const (
 
 // pendingSalvage gives the path of a salvage that is complete and not in place yet, "" if there is none.
 func (d *directory) pendingSalvage() (string, error) {
-	rooms, err := os.ReadDir(d.join(salvageName))
+	rooms, err := d.fs.ReadDir(d.join(salvageName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
@@ -95,7 +94,7 @@ func (d *directory) pendingSalvage() (string, error) {
 	}
 	for _, r := range rooms {
 		path := filepath.Join(d.join(salvageName), r.Name(), readyName)
-		if _, err := os.Lstat(path); err == nil {
+		if there, _ := d.fs.Exists(path); there {
 			return path, nil
 		}
 	}

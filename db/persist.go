@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -98,11 +99,11 @@ func (d *DB) writePages(ctx context.Context, pages []*page) error {
 		for _, p := range pages {
 			switch {
 			case p.place != nil:
-			case p.slots == nil || p.filler != nil || p.lost:
+			case p.slots == nil || p.filler() != nil || p.lost:
 				r.mu.Unlock()
 				return fmt.Errorf("db: page %s has no complete copy to write: %w", p.key.Short(), ErrConflict)
-			case p.job != nil:
-				wait = p.job
+			case p.job() != nil:
+				wait = p.job()
 			default:
 				mine = append(mine, p)
 			}
@@ -115,9 +116,9 @@ func (d *DB) writePages(ctx context.Context, pages []*page) error {
 			own = &job{done: make(chan struct{})}
 			taken := mine[:0]
 			for _, p := range mine {
-				if p.job == nil { // a list may name a page twice
+				if p.job() == nil { // a list may name a page twice
 					r.pin(p)
-					p.job = own
+					p.using().job = own
 					taken = append(taken, p)
 				}
 			}
@@ -154,7 +155,8 @@ func (d *DB) write(j *job, pages []*page) {
 		var group sync.WaitGroup
 		var mu sync.Mutex // guards written and err
 		var written []txn.Placement
-		for class, list := range byClass {
+		for _, class := range slices.Sorted(maps.Keys(byClass)) { // always in the same order, so that a history can be run again
+			list := byClass[class]
 			group.Go(func() {
 				ranks := 1
 				for _, p := range list {
@@ -182,7 +184,9 @@ func (d *DB) endJob(j *job, pages []*page, err error) {
 	r := d.residency
 	r.mu.Lock()
 	for _, p := range pages {
-		p.job = nil
+		if p.use != nil {
+			p.use.job = nil
+		}
 	}
 	if j.late {
 		d.lateWrites.Add(-1)

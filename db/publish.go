@@ -113,7 +113,7 @@ type Publication struct {
 	bases   map[txn.Key]bool
 	custody []*page // pinned; dropped from the catalogue since it began
 
-	mu         sync.Mutex // guards what follows; held over the final commit, so that its outcome is known to every caller
+	mu         longLock // guards what follows; held over the final commit, so that its outcome is known to every caller
 	attempt    *txn.Attempt
 	slots      map[slotID]*Slot
 	listed     bool        // before it began, or by it
@@ -341,7 +341,7 @@ func (d *DB) newPublication(r *PublishRequest) (*Publication, error) {
 	}
 	ended, interrupt := context.WithCancelCause(context.Background())
 	return &Publication{
-		db: d, manifest: m, sequence: seq, ended: ended, interrupt: interrupt, layout: layout, gen: m.Generation(), durable: r.Durable || d.options.WritePolicy == WriteThrough,
+		db: d, manifest: m, sequence: seq, mu: newLongLock(), ended: ended, interrupt: interrupt, layout: layout, gen: m.Generation(), durable: r.Durable || d.options.WritePolicy == WriteThrough,
 		byKey: map[txn.Key]bool{}, transfers: map[int]int{}, bases: map[txn.Key]bool{}, slots: map[slotID]*Slot{},
 	}, nil
 }
@@ -491,7 +491,13 @@ func (p *Publication) missing(v txn.Reader) (needs []need, bases []txn.Key, err 
 // claimPages looks up what is missing, reserves RAM for it and claims it. What others did in between is noticed by looking
 // again after the bases are registered; then it begins anew.
 func (p *Publication) claimPages(ctx context.Context) error {
-	for range claimTries {
+	for try := range claimTries {
+		if try > 0 {
+			if err := p.db.makeWay(ctx, try); err != nil {
+				return fmt.Errorf("db: publication at %d: the pages it builds on kept changing: %w: %w", p.manifest.Offset, ErrBusy, err)
+			}
+		}
+		unproven := p.db.unproven.active.Load()
 		snapshot := p.db.index.Snapshot()
 		state, err := txn.ReadState(snapshot, p.gen)
 		var needs []need
@@ -502,7 +508,17 @@ func (p *Publication) claimPages(ctx context.Context) error {
 				needs, bases, err = p.missing(snapshot)
 			}
 		}
+		var gone []Generation
+		if err == nil && unproven {
+			gone, err = p.db.unproven.met(snapshot, p.gen, state, bases)
+		}
 		snapshot.Close()
+		if err == nil && len(gone) > 0 {
+			p.listed = false
+			if err = p.db.unproven.settle(ctx, gone); err == nil {
+				continue
+			}
+		}
 		if err != nil || p.listed {
 			return err
 		}
@@ -525,7 +541,7 @@ func (p *Publication) tryClaim(ctx context.Context, needs []need, bases []txn.Ke
 	}
 	var sizes []int64
 	for i := range needs {
-		if q := r.pages[needs[i].key]; q == nil {
+		if q := r.pages.get(needs[i].key); q == nil {
 			for range p.manifest.Ranks {
 				sizes = append(sizes, needs[i].bytes)
 			}
@@ -573,18 +589,18 @@ func (p *Publication) claim(needs []need, slots []arena.Slot) (unproven <-chan s
 	}()
 	for i := range needs {
 		n := &needs[i]
-		q := r.pages[n.key]
+		q := r.pages.get(n.key)
 		if q == nil {
 			if len(slots) < p.manifest.Ranks || slots[0].Len() != n.bytes {
 				return nil
 			}
-			q = &page{key: n.key, parent: n.parent, bytes: n.bytes, class: n.class, filler: p, done: make([]bool, p.manifest.Ranks)}
+			q = &page{key: n.key, parent: n.parent, bytes: n.bytes, class: n.class, use: &pageUse{filler: p, done: make([]bool, p.manifest.Ranks)}}
 			q.slots, slots = slices.Clone(slots[:p.manifest.Ranks]), slots[p.manifest.Ranks:]
-			r.pages[n.key] = q
+			r.pages.put(q)
 		} else if q.unproven {
 			return q.wait()
-		} else if q.filler != nil {
-			q.followers = append(q.followers, p)
+		} else if q.filler() != nil {
+			q.use.followers = append(q.use.followers, p)
 		}
 		r.pin(q)
 		p.claims = append(p.claims, q)
@@ -631,16 +647,18 @@ func (p *Publication) letGo() {
 	var out leftovers
 	r.mu.Lock()
 	for _, q := range p.claims {
-		q.followers = slices.DeleteFunc(q.followers, func(f *Publication) bool { return f == p })
-		if q.filler == p {
-			q.filler = nil
+		if q.use != nil {
+			q.use.followers = slices.DeleteFunc(q.use.followers, func(f *Publication) bool { return f == p })
+		}
+		if q.filler() == p {
+			q.use.filler = nil
 			if len(p.transfers) > 0 {
 				q.lost = true // a copy may still be writing to it
 				r.forget(q)
 				r.pin(q)
 				p.quarantine = append(p.quarantine, q)
-			} else if len(q.followers) > 0 {
-				q.filler, q.followers = q.followers[0], q.followers[1:]
+			} else if len(q.use.followers) > 0 {
+				q.use.filler, q.use.followers = q.use.followers[0], q.use.followers[1:]
 			} else {
 				q.lost = true // unfinished bytes: never readable by anybody
 			}
@@ -806,8 +824,8 @@ func (p *Publication) tryslots(rank int) (slots []*Slot, wait <-chan struct{}, e
 		switch {
 		case q.lost:
 			return nil, nil, p.errQuarantined(i)
-		case q.filler == nil || q.done[rank]:
-		case q.filler != p:
+		case q.filler() == nil || q.use.done[rank]:
+		case q.filler() != p:
 			return nil, q.wait(), nil
 		default:
 			slots = append(slots, p.slot(rank, i))
@@ -919,9 +937,9 @@ func (p *Publication) commitRank(rank int) error {
 	defer r.mu.Unlock()
 	for _, i := range filled {
 		q := p.claims[i]
-		q.done[rank] = true
-		if !slices.Contains(q.done, false) {
-			q.filler, q.followers, q.done = nil, nil, nil
+		q.use.done[rank] = true
+		if !slices.Contains(q.use.done, false) {
+			q.use.filler, q.use.followers, q.use.done = nil, nil, nil
 		}
 		q.signal()
 	}
@@ -941,8 +959,8 @@ func (p *Publication) toFill(rank int) (claims []int, err error) {
 		switch {
 		case q.lost:
 			return nil, p.errQuarantined(i)
-		case q.filler == nil || q.done[rank]:
-		case q.filler != p:
+		case q.filler() == nil || q.use.done[rank]:
+		case q.filler() != p:
 			return nil, fmt.Errorf("db: rank %d: group %q, page %d is being filled by another publication: %w", rank,
 				p.layout.Groups[p.groups[i].group].Name, p.groups[i].position, ErrBusy)
 		default:
@@ -1037,7 +1055,7 @@ func (p *Publication) have(key txn.Key) ([]txn.Placement, bool) {
 	r := p.db.residency
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	q := r.pages[key]
+	q := r.pages.get(key)
 	if q == nil || !q.complete() || q.lost {
 		return nil, false
 	}
@@ -1085,7 +1103,7 @@ func (p *Publication) undurableBases() (pages []*page, err error) {
 		}
 		if len(entry.Place) == 0 {
 			r.mu.Lock()
-			if q := r.pages[key]; q != nil {
+			if q := r.pages.get(key); q != nil {
 				r.pin(q)
 				pages = append(pages, q)
 			}

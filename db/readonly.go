@@ -7,10 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
-
-	"github.com/gofrs/flock"
 
 	"github.com/holdfast-db/holdfast/db/internal/index"
 	"github.com/holdfast-db/holdfast/txn"
@@ -32,38 +29,39 @@ import (
 // Options.ReplayBytes bounded when it was written, and with what turns out lost.
 
 // takeDirectory takes the directory for one handle.
-func takeDirectory(dir string, readOnly bool) (*directory, error) {
+func takeDirectory(fsys DirectoryFS, dir string, readOnly bool) (*directory, error) {
 	if readOnly {
-		return lookDirectory(dir)
+		return lookDirectory(fsys, dir)
 	}
-	return openDirectory(dir)
+	return openDirectory(fsys, dir)
 }
 
 // lookDirectory takes a directory for reading. It creates and changes nothing.
-func lookDirectory(dir string) (*directory, error) {
-	path, err := resolve(dir)
+func lookDirectory(fsys DirectoryFS, dir string) (*directory, error) {
+	path, err := resolve(fsys, dir)
 	if err != nil {
 		return nil, err
 	}
-	m, err := readMarker(path)
+	m, err := readMarker(fsys, path)
 	if err != nil {
 		return nil, err
 	}
 	if m == nil {
 		return nil, fmt.Errorf("db: %s: there is no database in it: %w", path, ErrNotFound)
 	}
-	d := &directory{path: path, marker: *m, lock: flock.New(filepath.Join(path, lockName), flock.SetFlag(os.O_RDONLY))}
-	ok, err := d.lock.TryRLock()
+	d := &directory{fs: fsys, path: path, marker: *m}
+	d.lock, err = fsys.Lock(d.join(lockName), true)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		d.lock = noLock{}
 		return d, nil // whoever writes makes the lock file first
 	case err != nil:
-		return nil, osError("lock", d.lock.Path(), err)
-	case !ok:
-		return nil, locked(path)
+		return nil, osError("lock", d.join(lockName), err)
+	case d.lock == nil:
+		return nil, locked(fsys, path)
 	}
 	// The marker was read before the lock was there.
-	if m, err = readMarker(path); err != nil || m == nil {
+	if m, err = readMarker(fsys, path); err != nil || m == nil {
 		return nil, errors.Join(err, d.lock.Close())
 	}
 	d.marker = *m
@@ -71,14 +69,11 @@ func lookDirectory(dir string) (*directory, error) {
 }
 
 // resolve gives the absolute path of a directory that is there.
-func resolve(dir string) (string, error) {
+func resolve(fsys DirectoryFS, dir string) (string, error) {
 	if dir == "" {
 		return "", fmt.Errorf("db: name of the directory is empty: %w", ErrInvalid)
 	}
-	path, err := filepath.Abs(dir)
-	if err == nil {
-		path, err = filepath.EvalSymlinks(path)
-	}
+	path, err := fsys.Resolve(dir, false)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("db: %s: %w: %w", dir, ErrNotFound, err)
 	}
@@ -89,13 +84,12 @@ func resolve(dir string) (string, error) {
 }
 
 // locked says who holds the directory: the writer that the lock file names, or readers, which write nothing there.
-func locked(path string) error {
+func locked(fsys DirectoryFS, path string) error {
 	name := filepath.Join(path, lockName)
-	shared := flock.New(name, flock.SetFlag(os.O_RDONLY))
-	if ok, err := shared.TryRLock(); err == nil && ok {
+	if shared, err := fsys.Lock(name, true); err == nil && shared != nil {
 		return errors.Join(fmt.Errorf("db: %s is in use by read-only handles: %w", path, ErrLocked), shared.Close())
 	}
-	holder, _ := os.ReadFile(name)
+	holder, _ := fsys.ReadFile(name)
 	return fmt.Errorf("db: %s is in use by %s: %w", path, bytes.TrimSpace(holder), ErrLocked)
 }
 

@@ -67,8 +67,8 @@ func TestReadOnlyServesAndChangesNothing_B32(t *testing.T) {
 
 	d = openDB(t, dir, Options{ReadOnly: true})
 	other := openDB(t, dir, Options{ReadOnly: true}) // readers share
-	require.NotZero(t, d.Recovered().LogRecords)
-	require.Equal(t, 1, d.Recovered().NotDurable)
+	require.NotZero(t, d.RecoveryReport().LogRecords)
+	require.Equal(t, 1, d.RecoveryReport().NotDurable)
 	require.EqualValues(t, 1000, restoreAt(t, d, kept))
 	require.EqualValues(t, 1000, lookupAt(t, other, kept))
 	require.Zero(t, restoreAt(t, d, dropped))

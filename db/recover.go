@@ -96,14 +96,15 @@ func (f *Finding) change() Change {
 
 // apply opens the database, which clears up what a crash left, and repairs the rest as logged transactions.
 func (v *verifier) apply(ctx context.Context, o RecoverOptions, r *RecoverReport) error {
-	d, err := Open(ctx, v.report.Directory, Options{Logger: o.Logger})
+	d, err := Open(ctx, v.report.Directory, Options{Logger: o.Logger, OpenBudget: MaxOpenBudget})
 	if err != nil {
 		return err
 	}
 	r.Applied = true
 	err = v.repair(ctx, d, r)
 	closed, closeErr := d.Close(context.WithoutCancel(ctx))
-	r.Retired += d.recovered.NotDurable + d.recovered.Lost + closed.Retired
+	opened := d.RecoveryReport()
+	r.Retired += opened.NotDurable + opened.Lost + closed.Retired
 	return errors.Join(err, closeErr)
 }
 

@@ -16,8 +16,8 @@ import (
 //
 // States:
 //
-//	filling   filler != nil: that publication alone writes the slots, rank by rank (done)
-//	resident  slots != nil, filler == nil: readable by whoever has a pin; it is dirty if the catalogue names no disk copy
+//	filling   filler() != nil: that publication alone writes the slots, rank by rank (done)
+//	resident  slots != nil, filler() == nil: readable by whoever has a pin; it is dirty if the catalogue names no disk copy
 //	absent    slots == nil: on disk only
 //
 // A job that is set writes a resident page, or loads an absent one.
@@ -28,11 +28,15 @@ type page struct {
 	key    txn.Key
 	parent txn.Key
 	bytes  int64
-	class  segment.Class
 
 	slots []arena.Slot    // one per rank, or nil
 	place []txn.Placement // one per rank, or nil
-	pins  int
+
+	use        *pageUse // nil while nobody fills, moves or waits for it
+	prev, next *page    // in a list of evictable pages; nil outside
+
+	pins  int32
+	class segment.Class
 
 	// unrecorded copies are written and the catalogue does not name them yet: whoever wrote them may have given up waiting
 	// before the record. The page is dirty until it does.
@@ -47,18 +51,46 @@ type page struct {
 	lost   bool // its disk copy turned out bad; not to be shared any more
 	reused bool // a restore has used it
 
+}
+
+// pageUse is what goes on with a page. There are millions of pages and few of them in use, so it is an object of its own, which
+// goes when the page can be evicted.
+type pageUse struct {
 	filler    *Publication
 	done      []bool         // while filling: ranks whose bytes are complete
 	followers []*Publication // publications that share the page once it is filled, in order of arrival
 	changed   chan struct{}  // closed at the next change of filler, done or unproven, and when the table forgets the page; nil if nobody waits
-
-	job *job // being written or loaded; the job has a pin
-
-	list       *pageList
-	prev, next *page
+	job       *job           // being written or loaded; the job has a pin
 }
 
-func (p *page) complete() bool { return p.filler == nil && (p.slots != nil || p.place != nil) }
+// using gives the use of the page, to be changed. With residency.mu.
+func (p *page) using() *pageUse {
+	if p.use == nil {
+		p.use = &pageUse{}
+	}
+	return p.use
+}
+
+// filler gives the publication that fills the page, if one does.
+func (p *page) filler() *Publication {
+	if p.use == nil {
+		return nil
+	}
+	return p.use.filler
+}
+
+// job gives the write or load that is under way for the page, if there is one.
+func (p *page) job() *job {
+	if p.use == nil {
+		return nil
+	}
+	return p.use.job
+}
+
+// evictable reports whether the page is in a list.
+func (p *page) evictable() bool { return p.next != nil }
+
+func (p *page) complete() bool { return p.filler() == nil && (p.slots != nil || p.place != nil) }
 
 func (p *page) dirty() bool { return p.slots != nil && !p.placed() }
 
@@ -67,49 +99,50 @@ func (p *page) placed() bool { return p.place != nil && !p.unrecorded }
 
 // wait gives a channel that is closed at the next change. With residency.mu.
 func (p *page) wait() <-chan struct{} {
-	if p.changed == nil {
-		p.changed = make(chan struct{})
+	u := p.using()
+	if u.changed == nil {
+		u.changed = make(chan struct{})
 	}
-	return p.changed
+	return u.changed
 }
 
 // signal wakes who waits. With residency.mu.
 func (p *page) signal() {
-	if p.changed != nil {
-		close(p.changed)
-		p.changed = nil
+	if p.use != nil && p.use.changed != nil {
+		close(p.use.changed)
+		p.use.changed = nil
 	}
 }
 
-// pageList is a list of pages in the order in which they were last used.
-type pageList struct{ first, last *page }
+// pageList is a list of pages in the order in which they were last used. It is a ring through root, which is no page: so a page
+// can leave without knowing its list.
+type pageList struct{ root page }
 
 func (l *pageList) append(p *page) {
-	p.list, p.prev, p.next = l, l.last, nil
-	if l.last != nil {
-		l.last.next = p
-	} else {
-		l.first = p
+	if l.root.next == nil {
+		l.root.prev, l.root.next = &l.root, &l.root
 	}
-	l.last = p
+	p.prev, p.next = l.root.prev, &l.root
+	p.prev.next, l.root.prev = p, p
+}
+
+// first gives the page that was used least recently, nil if there is none.
+func (l *pageList) first() *page { return l.after(&l.root) }
+
+// after gives the page after one of the list.
+func (l *pageList) after(p *page) *page {
+	if p.next == &l.root {
+		return nil
+	}
+	return p.next
 }
 
 func (p *page) unlink() {
-	l := p.list
-	if l == nil {
+	if p.next == nil {
 		return
 	}
-	if p.prev != nil {
-		p.prev.next = p.next
-	} else {
-		l.first = p.next
-	}
-	if p.next != nil {
-		p.next.prev = p.prev
-	} else {
-		l.last = p.prev
-	}
-	p.list, p.prev, p.next = nil, nil, nil
+	p.prev.next, p.next.prev = p.next, p.prev
+	p.prev, p.next = nil, nil
 }
 
 // residency is the table of all page objects. Its lock is held for a few map operations at a time and never over I/O,
@@ -123,7 +156,7 @@ type residency struct {
 	arena *arena.Arena
 
 	mu    sync.Mutex // guards all that follows, and all fields of all pages
-	pages map[txn.Key]*page
+	pages pageTable
 	basis map[txn.Key]map[*Publication]bool
 	// The evictable pages, each list in the order of last use. The dirty ones are evictable once they have disk copies, or
 	// once what needs them is retired.
@@ -141,7 +174,7 @@ type residency struct {
 }
 
 func newResidency(a *arena.Arena, disk func([]txn.Placement)) *residency {
-	return &residency{arena: a, disk: disk, pages: map[txn.Key]*page{}, basis: map[txn.Key]map[*Publication]bool{}, quarantine: map[txn.Key]<-chan struct{}{}, room: make(chan struct{})}
+	return &residency{arena: a, disk: disk, basis: map[txn.Key]map[*Publication]bool{}, quarantine: map[txn.Key]<-chan struct{}{}, room: make(chan struct{})}
 }
 
 // leftovers is what a change of the table set free; it is given back after the lock is.
@@ -206,6 +239,9 @@ func (r *residency) settle(p *page, out *leftovers) {
 	case p.slots == nil:
 		r.forget(p)
 	default:
+		if p.use != nil && p.use.changed == nil {
+			p.use = nil // what is done by pins is over with the last of them
+		}
 		r.listOf(p).append(p)
 		out.room = true
 	}
@@ -229,12 +265,12 @@ func (r *residency) setCool(keys []txn.Key, cool bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, key := range keys {
-		p := r.pages[key]
+		p := r.pages.get(key)
 		if p == nil || p.cool == cool {
 			continue
 		}
 		p.cool = cool
-		if p.list != nil {
+		if p.evictable() {
 			p.unlink()
 			r.listOf(p).append(p)
 		}
@@ -244,8 +280,8 @@ func (r *residency) setCool(keys []txn.Key, cool bool) {
 // forget takes the page out of the table, unless another object has taken its place. With residency.mu.
 func (r *residency) forget(p *page) {
 	p.signal()
-	if r.pages[p.key] == p {
-		delete(r.pages, p.key)
+	if r.pages.get(p.key) == p {
+		r.pages.drop(p.key)
 	}
 }
 
@@ -266,9 +302,9 @@ func (r *residency) evictClean(bytes int64) (freed int64, pages int64) {
 	var out leftovers
 	r.mu.Lock()
 	for freed < bytes {
-		p := r.cleanCool.first
+		p := r.cleanCool.first()
 		if p == nil {
-			p = r.clean.first
+			p = r.clean.first()
 		}
 		if p == nil {
 			break
@@ -291,7 +327,7 @@ func (r *residency) evictClean(bytes int64) (freed int64, pages int64) {
 func (r *residency) oldest(l *pageList, bytes int64) (pages []*page) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for p := l.first; p != nil && (bytes > 0 || len(pages) == 0); p = l.first {
+	for p := l.first(); p != nil && (bytes > 0 || len(pages) == 0); p = l.first() {
 		r.pin(p)
 		pages = append(pages, p)
 		bytes -= p.bytes * int64(len(p.slots))
@@ -332,7 +368,7 @@ func (r *residency) dropped(pages []txn.DroppedPage) {
 	var out leftovers
 	r.mu.Lock()
 	for _, d := range pages {
-		p := r.pages[d.Key]
+		p := r.pages.get(d.Key)
 		builders := r.basis[d.Key]
 		if r.quarantine[d.Key] != nil {
 			builders = nil // nothing can be built on it: the publication is refused as incomplete when it commits
@@ -343,7 +379,7 @@ func (r *residency) dropped(pages []txn.DroppedPage) {
 		}
 		if p == nil {
 			p = &page{key: d.Key, parent: d.Parent, bytes: d.Bytes, place: d.Place, class: segment.Shared}
-			r.pages[d.Key] = p
+			r.pages.put(p)
 		}
 		if !slices.Equal(p.place, d.Place) {
 			out.places = append(out.places, d.Place...) // the page in the table is another one than the catalogue knew
@@ -419,12 +455,12 @@ func (r *residency) counts() (c residencyCounts) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c.quarantined = len(r.quarantine)
-	for _, p := range r.pages {
+	for p := range r.pages.all() {
 		c.pages++
 		if p.pins > 0 {
 			c.pinned++
 		}
-		if p.filler != nil {
+		if p.filler() != nil {
 			c.filling++
 		} else if p.dirty() {
 			c.dirty++
@@ -439,7 +475,7 @@ func (r *residency) clear() {
 	var out leftovers
 	r.mu.Lock()
 	r.closed = true
-	for _, p := range r.pages {
+	for _, p := range slices.Collect(r.pages.all()) { // forgetting changes the table
 		if p.pins == 0 {
 			p.unlink()
 			out.slots = append(out.slots, p.slots...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"time"
 
@@ -58,7 +59,10 @@ func (r *Restoration) Pages(rank int) []Page {
 }
 
 // Bounds of what a restore retries.
-const restoreTries = 256
+const (
+	restoreTries = 256
+	stepAside    = time.Millisecond // from the fifth try on, after some that only let others run
+)
 
 // errChanged says that the catalogue moved on under a restore.
 var errChanged = fmt.Errorf("db: the catalogue changed: %w", ErrBusy)
@@ -133,6 +137,9 @@ func (d *DB) restore(ctx context.Context, s *Sequence, again bool, limit int64) 
 				return nil, err
 			}
 			if !errors.As(err, &waits) {
+				if cause := d.makeWay(ctx, changes); cause != nil {
+					return nil, fmt.Errorf("%w: %w", err, cause)
+				}
 				continue
 			}
 			select {
@@ -149,6 +156,23 @@ func (d *DB) restore(ctx context.Context, s *Sequence, again bool, limit int64) 
 			return nil, err
 		}
 	}
+}
+
+// makeWay lets what is between two states go on, so that a call which has looked n times does not look all its tries away while
+// the other one waits for a processor. It gives the cause if the context ends meanwhile.
+func (d *DB) makeWay(ctx context.Context, n int) error {
+	if n <= 4 {
+		runtime.Gosched()
+		return context.Cause(ctx)
+	}
+	timer := time.NewTimer(stepAside)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-d.gate.stopping:
+	case <-ctx.Done():
+	}
+	return context.Cause(ctx)
 }
 
 // lostPages says that pages of a candidate could not be read back, and that all that needs them is retired.
@@ -173,8 +197,9 @@ func (*beingRetired) Unwrap() error { return errChanged }
 
 // restoreLongest restores the longest candidate.
 func (d *DB) restoreLongest(ctx context.Context, s *Sequence, limit int64) (*Restoration, error) {
+	unproven := d.unproven.active.Load()
 	snapshot := d.index.Snapshot()
-	c, err := longest(snapshot, s, limit)
+	c, err := d.longest(snapshot, s, limit, unproven)
 	if err == nil && c.offset == 0 {
 		err = miss(s)
 	}
@@ -231,9 +256,7 @@ func (r *Restoration) locate(v txn.Reader, s *Sequence) (keys []txn.Key, err err
 			continue
 		}
 		first, count := layout.pagesAt(i, r.offset)
-		for k := first; k < first+count; k++ {
-			add(i, k, s.pageKey(i, k, layout.pageEnd(i, k, r.offset)))
-		}
+		s.pageKeys(layout, i, first, count, r.offset, func(position int64, key txn.Key) { add(i, position, key) })
 	}
 	return keys, nil
 }
@@ -250,7 +273,7 @@ func (d *DB) pinKnown(v txn.Reader, r *Restoration, keys []txn.Key, ranks int) e
 			err = &beingRetired{retired}
 			break
 		}
-		if p := t.pages[key]; p != nil && p.known {
+		if p := t.pages.get(key); p != nil && p.known {
 			t.pin(p)
 			p.reused = true
 			r.pages[i] = p
@@ -277,7 +300,7 @@ func (d *DB) pinKnown(v txn.Reader, r *Restoration, keys []txn.Key, ranks int) e
 		if err != nil {
 			break
 		}
-		p := t.pages[keys[i]]
+		p := t.pages.get(keys[i])
 		if p != nil && !p.known {
 			err = errChanged // dropped from the catalogue, and somebody holds what is left of it or fills it anew
 			break
@@ -285,7 +308,7 @@ func (d *DB) pinKnown(v txn.Reader, r *Restoration, keys []txn.Key, ranks int) e
 		if p == nil {
 			e := entries[j]
 			p = &page{key: keys[i], parent: e.Parent, bytes: e.Bytes, place: e.Place, class: segment.Shared, known: true, unproven: true, cool: e.Current == 0}
-			t.pages[keys[i]] = p
+			t.pages.put(p)
 		}
 		t.pin(p)
 		p.reused = true
@@ -374,8 +397,8 @@ func (d *DB) load(ctx context.Context, pages []*page, ranks int) error {
 			case p.slots != nil:
 			case p.lost || p.place == nil:
 				lost = true
-			case p.job != nil:
-				wait = p.job
+			case p.job() != nil:
+				wait = p.job()
 			default:
 				mine = append(mine, p)
 			}
@@ -383,11 +406,11 @@ func (d *DB) load(ctx context.Context, pages []*page, ranks int) error {
 		if wait == nil && !lost && own == nil && len(mine) > 0 {
 			own = &load{job: job{done: make(chan struct{})}, ranks: ranks}
 			for _, p := range mine {
-				if p.job != nil {
+				if p.job() != nil {
 					continue // a list may name a page twice
 				}
 				t.pin(p)
-				p.job = &own.job
+				p.using().job = &own.job
 				own.pages, own.places = append(own.pages, p), append(own.places, p.place)
 			}
 			wait = &own.job

@@ -56,19 +56,18 @@ func (d *DB) allocate(ctx context.Context, sizes []int64) (slots []arena.Slot, e
 	case <-d.gate.stopping:
 		return nil, errClosed
 	case <-ctx.Done():
-		return nil, d.noRoom(ctx, total)
+		return nil, d.noRoom(ctx, total, nil)
 	}
+	var full error
 	for {
 		room := d.residency.roomChanged() // before the attempt, so that no change is missed
-		var err error
-		slots, err = d.fill(slots, sizes)
-		if !errors.Is(err, arena.ErrFull) {
-			return slots, err
+		if slots, full = d.fill(slots, sizes); !errors.Is(full, arena.ErrFull) {
+			return slots, full
 		}
 		if freed, err := d.makeRoom(ctx, missingBytes(sizes[len(slots):])); err != nil {
 			d.giveBack(slots)
 			if ctx.Err() != nil {
-				return nil, d.noRoom(ctx, total)
+				return nil, d.noRoom(ctx, total, full)
 			}
 			return nil, err
 		} else if freed && ctx.Err() == nil {
@@ -81,7 +80,7 @@ func (d *DB) allocate(ctx context.Context, sizes []int64) (slots []arena.Slot, e
 			return nil, errClosed
 		case <-ctx.Done():
 			d.giveBack(slots)
-			return nil, d.noRoom(ctx, total)
+			return nil, d.noRoom(ctx, total, full)
 		}
 	}
 }
@@ -111,9 +110,13 @@ func (d *DB) fill(slots []arena.Slot, sizes []int64) ([]arena.Slot, error) {
 
 func (d *DB) giveBack(slots []arena.Slot) { d.residency.giveBack(&leftovers{slots: slots}) }
 
-func (d *DB) noRoom(ctx context.Context, bytes int64) error {
+// noRoom is the error of a wait that ended; full, if not nil, is what it waited for.
+func (d *DB) noRoom(ctx context.Context, bytes int64, full error) error {
 	d.counters.admissionTimeouts.Add(1)
-	return fmt.Errorf("db: no room for %d bytes in RAM: %w: %w", bytes, ErrBusy, context.Cause(ctx))
+	if full == nil {
+		return fmt.Errorf("db: no room for %d bytes in RAM: %w: %w", bytes, ErrBusy, context.Cause(ctx))
+	}
+	return fmt.Errorf("db: no room for %d bytes in RAM: %v: %w: %w", bytes, full, ErrBusy, context.Cause(ctx))
 }
 
 // makeRoom evicts pages, in this order: clean ones, which costs nothing; dirty ones that no current checkpoint needs, which are
@@ -203,8 +206,8 @@ func (d *DB) noteLate(pages []*page) {
 	d.residency.mu.Lock()
 	defer d.residency.mu.Unlock()
 	for _, p := range pages {
-		if p.job != nil && !p.job.late {
-			p.job.late = true
+		if p.job() != nil && !p.use.job.late {
+			p.use.job.late = true
 			d.lateWrites.Add(1)
 			d.counters.writesLate.Add(1)
 		}
@@ -284,7 +287,7 @@ func (d *DB) isHeld(v txn.Reader, g Generation, pinned map[*page]int) (bool, err
 		if !m.Groups[i].Chained {
 			last = m.Groups[i].Keys[len(m.Groups[i].Keys)-1]
 		}
-		if p := d.residency.pages[last]; p != nil && p.pins > pinned[p] {
+		if p := d.residency.pages.get(last); p != nil && int(p.pins) > pinned[p] {
 			return true, nil
 		}
 	}

@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/gofrs/flock"
-
 	"github.com/holdfast-db/holdfast/db/internal/index"
 	"github.com/holdfast-db/holdfast/db/internal/segment"
 	"github.com/holdfast-db/holdfast/recovery"
@@ -60,13 +58,13 @@ func Salvage(ctx context.Context, dir string, o SalvageOptions) (*SalvageReport,
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	path, err := resolve(dir)
+	path, err := resolve(osDirectory{}, dir)
 	if err != nil {
 		return nil, err
 	}
 	s := &salvage{o: o, report: SalvageReport{Directory: path}}
 	defer func() { s.report.Duration = time.Since(begun) }()
-	pending, err := (&directory{path: path}).pendingSalvage()
+	pending, err := (&directory{fs: osDirectory{}, path: path}).pendingSalvage()
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +126,7 @@ func (s *salvage) run(ctx context.Context, path string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	d := &directory{path: path, lock: lock, marker: m}
+	d := &directory{fs: osDirectory{}, path: path, lock: lock, marker: m}
 	s.segments, err = segment.Open(d.join(dataName), segment.Options{DatabaseID: m.id, ReadOnly: true, Logger: s.o.Logger})
 	if err != nil {
 		return fmt.Errorf("db: %w", err)
@@ -156,20 +154,18 @@ func (s *salvage) run(ctx context.Context, path string) (err error) {
 }
 
 // take locks the directory, for writing if there is something to write, and reads or, if it is damaged, makes up its marker.
-func (s *salvage) take(ctx context.Context, path string) (*flock.Flock, marker, error) {
+func (s *salvage) take(ctx context.Context, path string) (DirectoryLock, marker, error) {
 	name := filepath.Join(path, lockName)
-	lock := flock.New(name, flock.SetPermissions(0o600))
-	try := lock.TryLock
-	if !s.o.Apply {
-		lock = flock.New(name, flock.SetFlag(os.O_RDONLY))
-		try = lock.TryRLock
-	}
-	if ok, err := try(); err != nil && (s.o.Apply || !errors.Is(err, fs.ErrNotExist)) {
+	lock, err := osDirectory{}.Lock(name, !s.o.Apply)
+	if err != nil && (s.o.Apply || !errors.Is(err, fs.ErrNotExist)) {
 		return nil, marker{}, osError("lock", name, err)
-	} else if err == nil && !ok {
-		return nil, marker{}, locked(path)
+	} else if err == nil && lock == nil {
+		return nil, marker{}, locked(osDirectory{}, path)
 	}
-	m, err := readMarker(path)
+	if lock == nil {
+		lock = noLock{}
+	}
+	m, err := readMarker(osDirectory{}, path)
 	switch {
 	case errors.Is(err, ErrCorrupt):
 		m, err = s.remark(ctx, path)
@@ -197,7 +193,7 @@ func (s *salvage) remark(ctx context.Context, path string) (*marker, error) {
 	if !s.o.Apply {
 		return m, nil
 	}
-	return m, replaceFile(filepath.Join(path, markerName), m.marshal())
+	return m, replaceFile(osDirectory{}, filepath.Join(path, markerName), m.marshal())
 }
 
 // gather collects the evidence and judges it.
@@ -275,7 +271,7 @@ func (s *salvage) gather(ctx context.Context, d *directory) error {
 
 // readIndex takes what the index can give. whole says that nothing of it had to be left out.
 func (s *salvage) readIndex(d *directory, e *recovery.Evidence) (whole bool, err error) {
-	there, err := holdsAny(d.join(indexName))
+	there, err := d.holdsAny(indexName)
 	if err != nil {
 		return false, err
 	}
@@ -320,7 +316,7 @@ func (d *directory) newRoom() (string, error) {
 				return "", osError("remove", room, err)
 			}
 		}
-		used, err := holdsAny(room)
+		used, err := d.holdsAny(filepath.Join(salvageName, fmt.Sprintf("%04d", n)))
 		if err != nil {
 			return "", err
 		}

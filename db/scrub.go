@@ -194,12 +194,12 @@ func (d *DB) pinCopied(c *copyOf) (p *page, ranks int, err error) {
 	t := d.residency
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p = t.pages[c.key]
+	p = t.pages.get(c.key)
 	if p == nil && t.quarantine[c.key] == nil {
 		p = fresh
-		t.pages[c.key] = p
+		t.pages.put(p)
 	}
-	if p == nil || !p.known || p.lost || p.filler != nil || !slices.Equal(p.place, fresh.place) {
+	if p == nil || !p.known || p.lost || p.filler() != nil || !slices.Equal(p.place, fresh.place) {
 		return nil, 0, nil
 	}
 	t.pin(p)

@@ -13,6 +13,7 @@ type Stats struct {
 	Superseded    int64 // of the listed ones
 	Undurable     int64 // of the listed ones: without a complete disk copy
 	Retired       int64 // retired and not deleted yet
+	Unverified    int64 // left incomplete by the last process, not listed, and not retired yet
 	Namespaces    int64
 	Pages         int64 // distinct pages of all checkpoints, ranks not counted
 	PageBytes     int64 // their logical bytes over all ranks
@@ -100,8 +101,9 @@ func (d *DB) Stats() (Stats, error) {
 		return Stats{}, err
 	}
 	ram, table, seg := d.arena.Usage(), d.residency.counts(), d.segments.Stats()
+	unverified := d.unproven.count()
 	s := Stats{
-		Checkpoints: a.Listed, Superseded: a.Superseded, Undurable: a.Undurable, Retired: a.Retired, Namespaces: a.Namespaces,
+		Unverified: unverified, Checkpoints: max(a.Listed-unverified, 0), Superseded: a.Superseded, Undurable: max(a.Undurable-unverified, 0), Retired: a.Retired, Namespaces: a.Namespaces,
 		Pages: a.Pages, PageBytes: a.PageBytes, PlacedPages: a.PlacedPages,
 		RAMCapacity: ram.Capacity, RAMUsed: ram.Used, RAMDirtyBytes: table.dirtyBytes,
 		DiskBytes: d.disk.inUse(), DiskBudget: d.disk.bound(), LogBytes: d.log.Size(), IndexBytes: d.index.DiskBytes(),

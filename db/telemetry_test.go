@@ -159,6 +159,7 @@ func TestCountersAreExact_B39(t *testing.T) {
 		"holdfast.checkpoint.retired{holdfast.reason=write failed} 0",
 		"holdfast.checkpoint.revived 0",
 		"holdfast.checkpoint.undurable 0",
+		"holdfast.checkpoint.unverified 0",
 		"holdfast.file.count 2", // one for full pages and one for the last ones, which belong to one checkpoint each
 		"holdfast.find.dropped 0",
 		"holdfast.lease.count 0",
@@ -244,7 +245,7 @@ func spoilCold(t testing.TB, d *DB, n int) {
 	spoiled := 0
 	require.NoError(t, txn.Pages(snapshot, func(key txn.Key, e *txn.PageEntry) (bool, error) {
 		d.residency.mu.Lock()
-		p := d.residency.pages[key]
+		p := d.residency.pages.get(key)
 		d.residency.mu.Unlock()
 		if p == nil {
 			overwrite(t, segmentFile(d.dir.path, e.Place[0].Segment), e.Place[0].Offset, []byte("not what was written"))

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -114,12 +115,12 @@ func newVerifier(dir string, o VerifyOptions) (*verifier, error) {
 		o: o, begun: time.Now(), files: map[uint64]int64{}, short: map[uint64]*Finding{}, affected: map[Generation]bool{},
 		names: map[txn.Key]*Namespace{}, move: map[uint64][]txn.Key{}, losing: map[uint64]map[Generation]bool{}, matched: map[uint64]int64{}, pause: pacer(o.BytesPerSecond),
 	}
-	path, err := resolve(dir)
+	path, err := resolve(osDirectory{}, dir)
 	if err != nil {
 		return nil, err
 	}
 	v.report.Directory = path
-	v.dir, err = lookDirectory(path)
+	v.dir, err = lookDirectory(osDirectory{}, path)
 	if errors.Is(err, ErrCorrupt) {
 		v.find(Finding{Kind: "marker", File: filepath.Join(path, markerName), Offset: -1, Detail: err.Error(), Remedy: BySalvage})
 		return v, nil
@@ -384,6 +385,13 @@ func (v *verifier) catalogue(r txn.Reader) error {
 	}
 	for _, t := range plan.Tails {
 		v.find(Finding{Kind: "leftover", File: v.file(t.Number), Offset: t.Size, Bytes: v.files[t.Number] - t.Size, Detail: "end of a segment file that no record names", Remedy: ByOpen})
+	}
+	for b := 0; b < 256 && plan.Retired > 0; b++ {
+		stale, err := recovery.StaleUnder(r, byte(b), math.MaxInt64)
+		if err != nil {
+			return err
+		}
+		plan.Undurable = append(plan.Undurable, stale...)
 	}
 	for _, g := range plan.Undurable {
 		v.find(Finding{Kind: "checkpoint", File: v.dir.join(indexName), Offset: -1, Remedy: ByOpen,

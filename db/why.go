@@ -281,7 +281,7 @@ func (w *why) sequence(q *WhyQuery) error {
 		return err
 	}
 	w.out.Namespace, w.out.Tokens = ns.id, s.Len()-q.LeaveTokens
-	c, err := longest(w.v, s, w.out.Tokens)
+	c, err := longest(w.v, s, w.out.Tokens, w.out.Tokens)
 	if err != nil {
 		return err
 	}
@@ -295,7 +295,7 @@ func (w *why) sequence(q *WhyQuery) error {
 		}
 	}
 	if q.LeaveTokens > 0 {
-		all, err := longest(w.v, s, s.Len())
+		all, err := longest(w.v, s, s.Len(), s.Len())
 		if err != nil {
 			return err
 		}
@@ -408,7 +408,7 @@ func (w *why) elsewhere(q *WhyQuery, ns *Namespace, known map[txn.Key]*Namespace
 		if err != nil {
 			return err
 		}
-		c, err := longest(w.v, s, w.out.Tokens)
+		c, err := longest(w.v, s, w.out.Tokens, w.out.Tokens)
 		if err != nil {
 			return err
 		}

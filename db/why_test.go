@@ -322,7 +322,7 @@ func TestHistorySurvivesACrashAndIsBounded(t *testing.T) {
 	}
 	crash(t, d)
 	d = openDB(t, dir, Options{})
-	require.Positive(t, d.Recovered().LogRecords)
+	require.Positive(t, d.RecoveryReport().LogRecords)
 	after := history(d)
 	require.Len(t, after.Retirements, len(gens))
 	for i, r := range after.Retirements {

@@ -43,9 +43,8 @@ type device interface {
 	// gate captures what o means at this moment. A nil gate means that there is nothing to wait for. It moves nothing.
 	gate(o Order) (gate, error)
 	// openImport maps memory that another process has exported, for the copies of this device.
-	openImport(h ImportHandle) (address uint64, bytes int64, err error)
-	closeImport(address uint64) error
-	// allocate gives device memory, for measuring.
+	openImport(h ImportHandle) (address uint64, bytes int64, unmap func() error, err error)
+	// allocate gives device memory.
 	allocate(bytes int64) (address uint64, free func() error, err error)
 	// bare copies runs once by one method, with nothing of the engine around it, and tells how long that took.
 	bare(m Method, d Direction, runs []run) (time.Duration, error)

@@ -22,7 +22,7 @@ run() {
 		exit 2
 	fi
 	grep 'device\|kernel' "$log"
-	HOLDFAST_GPU_SWEEP=1 timeout 220 "$1" -test.v -test.timeout 210s -test.run '^TestDevice(Conformance|MethodsAreExact|Import|Checkpoint|Sweep)$' >"$log" 2>&1 || {
+	HOLDFAST_GPU_SWEEP=1 timeout 220 "$1" -test.v -test.timeout 210s -test.run '^TestDevice(MethodsAreExact|Import|Blocks|Checkpoint|Sweep)$|^TestConformance/^cuda$' >"$log" 2>&1 || {
 		cat "$log"
 		exit 1
 	}

@@ -252,9 +252,6 @@ type cudaDevice struct {
 
 	kernel      uintptr // 0 if there is none
 	kernelBytes int64   // the largest block of a Load that it copies
-
-	mu       sync.Mutex
-	mappings map[uint64]driver.Mapping // imports by file descriptor, by address
 }
 
 func (c *cuda) open(index int, l Limits) (device, error) {
@@ -262,7 +259,7 @@ func (c *cuda) open(index int, l Limits) (device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &cudaDevice{c: c, ctx: ctx, limits: l, mappings: map[uint64]driver.Mapping{}}
+	d := &cudaDevice{c: c, ctx: ctx, limits: l}
 	d.gates.ctx = ctx
 	if c.d.Features()&driver.Kernel != 0 && c.devices[index].HostPointerOK && c.o.KernelBytes >= 0 {
 		// Without the kernel everything works: a driver that does not take the PTX is no reason to fail, a lost one is.
@@ -287,36 +284,24 @@ func (c *cuda) open(index int, l Limits) (device, error) {
 
 func (d *cudaDevice) close(drained bool) { d.gates.close(drained) }
 
-func (d *cudaDevice) openImport(h ImportHandle) (uint64, int64, error) {
+func (d *cudaDevice) openImport(h ImportHandle) (uint64, int64, func() error, error) {
 	if h.IPC != nil {
 		address, bytes, err := d.ctx.IPCOpen(*h.IPC)
-		return address, bytes, driverError(err)
+		return address, bytes, func() error { return driverError(d.ctx.IPCClose(address)) }, driverError(err)
 	}
 	raw, err := h.File.SyscallConn()
 	if err != nil {
-		return 0, 0, fmt.Errorf("%w: %w", err, txn.ErrInvalid)
+		return 0, 0, nil, fmt.Errorf("%w: %w", err, txn.ErrInvalid)
 	}
 	var m driver.Mapping
 	var failed error
 	if err := raw.Control(func(fd uintptr) { m, failed = d.ctx.FDOpen(int(fd), h.Bytes) }); err != nil {
-		return 0, 0, fmt.Errorf("%w: %w", err, txn.ErrInvalid)
+		return 0, 0, nil, fmt.Errorf("%w: %w", err, txn.ErrInvalid)
 	}
-	if failed != nil {
-		return 0, 0, driverError(failed)
-	}
-	d.mu.Lock()
-	d.mappings[m.Device] = m
-	d.mu.Unlock()
-	return m.Device, m.Bytes, nil
+	return m.Device, m.Bytes, func() error { return driverError(d.ctx.FDClose(m)) }, driverError(failed)
 }
 
-func (d *cudaDevice) closeImport(address uint64) error {
-	d.mu.Lock()
-	m, ok := d.mappings[address]
-	delete(d.mappings, address)
-	d.mu.Unlock()
-	if ok {
-		return driverError(d.ctx.FDClose(m))
-	}
-	return driverError(d.ctx.IPCClose(address))
+func (d *cudaDevice) allocate(bytes int64) (uint64, func() error, error) {
+	address, err := d.ctx.Alloc(bytes)
+	return address, func() error { return driverError(d.ctx.Free(address)) }, driverError(err)
 }

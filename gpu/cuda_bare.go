@@ -10,14 +10,6 @@ import (
 	"github.com/holdfast-db/holdfast/txn"
 )
 
-func (d *cudaDevice) allocate(bytes int64) (uint64, func() error, error) {
-	address, err := d.ctx.Alloc(bytes)
-	if err != nil {
-		return 0, nil, driverError(err)
-	}
-	return address, func() error { return driverError(d.ctx.Free(address)) }, nil
-}
-
 // bare makes a lane for the runs alone, so that what is timed is one submission and the wait for its event.
 func (d *cudaDevice) bare(m Method, dir Direction, runs []run) (time.Duration, error) {
 	f := d.c.d.Features()

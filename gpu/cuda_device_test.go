@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,9 +17,17 @@ import (
 	"github.com/holdfast-db/holdfast/gpu/internal/fakecuda"
 )
 
-// The tests named TestDevice are for a machine with a GPU and are what check.sh runs there. HOLDFAST_GPU_LIBRARY names
+// The tests named TestDevice are for a machine with a GPU and are what check.sh runs there, with the promises on rig "cuda". HOLDFAST_GPU_LIBRARY names
 // another driver library, by which they are themselves tested on the fake one.
 func deviceLibrary() string { return os.Getenv("HOLDFAST_GPU_LIBRARY") }
+
+func init() {
+	found := sync.OnceValue(func() bool {
+		_, err := OpenCUDA(CUDAOptions{Library: deviceLibrary()})
+		return err == nil
+	})
+	rigs = append(rigs, func() (rig, bool) { return deviceRig(CUDAOptions{KernelBytes: 16 << 10}), found() })
+}
 
 // openDevice opens the machine's driver, or skips the test where there is none.
 func openDevice(t testing.TB, o CUDAOptions) *cuda {
@@ -136,11 +145,6 @@ func TestDeviceABI(t *testing.T) {
 	require.NoError(t, b.close())
 }
 
-func TestDeviceConformance(t *testing.T) {
-	openDevice(t, CUDAOptions{})
-	conform(t, deviceRig(CUDAOptions{KernelBytes: 16 << 10}))
-}
-
 func TestDeviceMethodsAreExact(t *testing.T) {
 	openDevice(t, CUDAOptions{})
 	for m := MethodSingle; m <= MethodKernel; m++ {
@@ -170,9 +174,9 @@ func TestDeviceImport(t *testing.T) {
 	}
 }
 
-// TestDeviceCheckpoint stores and loads 2 GiB in blocks of 64 KiB, as a checkpoint of a paged cache is, in both directions
+// TestDeviceBlocks stores and loads 2 GiB in blocks of 64 KiB, as a checkpoint of a paged cache is, in both directions
 // one after the other and at once, and compares.
-func TestDeviceCheckpoint(t *testing.T) {
+func TestDeviceBlocks(t *testing.T) {
 	if os.Getenv("HOLDFAST_GPU_SWEEP") == "" {
 		t.Skip("part of check.sh")
 	}

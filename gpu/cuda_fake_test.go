@@ -341,7 +341,7 @@ func TestCUDAImportFromAnotherProcess(t *testing.T) {
 	byFile, err := m.e.OpenImport(t.Context(), 0, ImportHandle{File: x.file, Bytes: x.bytes})
 	require.NoError(t, err)
 
-	for _, im := range []*Import{byIPC, byFile} {
+	for _, im := range []*DeviceMemory{byIPC, byFile} {
 		clear(host)
 		m.hold()
 		up := submit(t, m.e, Batch{Direction: Store, Regions: []Region{{im.Address(), host}}})
@@ -489,12 +489,13 @@ func TestDeviceTestsOnFake(t *testing.T) {
 	control.Devices.Store(1)
 	self, err := os.Executable()
 	require.NoError(t, err)
-	c := exec.Command(self, "-test.run=^TestDevice", "-test.v", "-test.timeout=60s")
+	c := exec.Command(self, "-test.run=^TestDevice|^TestConformance/^cuda$", "-test.v", "-test.timeout=60s")
 	// The search for leaks at the end, under -asan, reads all memory, some of which nobody may.
 	c.Env = append(os.Environ(), "HOLDFAST_GPU_LIBRARY="+path, "HOLDFAST_GPU_SWEEP=1", "ASAN_OPTIONS=detect_leaks=0")
 	out, err := c.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Contains(t, string(out), "| load | 4 KiB | 16 |")
 	require.Contains(t, string(out), "4 MiB in blocks of 64 KiB on fake device 0")
+	require.Contains(t, string(out), "checkpoint of 4 MiB in blocks of 64 KiB on fake device 0")
 	require.Zero(t, control.Violations.Load(), control.Violation())
 }

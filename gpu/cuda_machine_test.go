@@ -15,7 +15,9 @@ import (
 	"github.com/holdfast-db/holdfast/gpu/internal/fakecuda"
 )
 
-func TestConformanceCUDAOnFake(t *testing.T) { conform(t, fakeRig(CUDAOptions{KernelBytes: -1}, nil)) }
+func init() {
+	rigs = append(rigs, func() (rig, bool) { return fakeRig(CUDAOptions{KernelBytes: -1}, nil), deviceLibrary() == "" })
+}
 
 // fakeObject compiles the fake driver once for all tests.
 var fakeObject = sync.OnceValues(func() (string, error) {

@@ -38,20 +38,20 @@ type chunk struct {
 // Pushing chunks to lanes at submission, in the order of arrival, was the first design: a restore then waits for every
 // store submitted before it, and stream priorities do not help, since copies in one direction share an engine.
 type dispatcher struct {
-	e        *Engine
-	index    int
-	dev      device
-	limits   Limits
-	budget   budget
-	imported ledger
-	lanes    []*laneRunner
-	running  sync.WaitGroup // goroutines of the lanes
+	e       *Engine
+	index   int
+	dev     device
+	limits  Limits
+	budget  budget
+	memory  ledger // of the device, that the engine has taken
+	lanes   []*laneRunner
+	running sync.WaitGroup // goroutines of the lanes
 
 	mu     sync.Mutex
 	cond   sync.Cond // signalled when a lane may find something to do, or has to stop
 	queues [2][priorities][]*Transfer
 	active map[*Transfer]struct{} // admitted and not released
-	opened map[*Import]struct{}
+	taken  map[*DeviceMemory]struct{}
 	window load
 	passed int           // chunks that went before a lower class with work, in a row
 	lost   error         // why the device is lost
@@ -65,7 +65,7 @@ func newDispatcher(e *Engine, index int, dev device) (*dispatcher, error) {
 	d := &dispatcher{
 		e: e, index: index, dev: dev, limits: l,
 		budget: budget{limit: load{l.Transfers, l.Regions, l.Bytes}},
-		active: map[*Transfer]struct{}{}, opened: map[*Import]struct{}{},
+		active: map[*Transfer]struct{}{}, taken: map[*DeviceMemory]struct{}{},
 	}
 	d.cond.L = &d.mu
 	for _, dir := range []Direction{Load, Store} {
@@ -359,7 +359,7 @@ func (d *dispatcher) count(t *Transfer) {
 
 // drain ends the dispatcher: nothing more is admitted, and what is has until ctx ends to settle in its own time. Then
 // it is ended by force, in quarantine where copies are in flight. It reports what is left there; with nothing left, the
-// lanes and imports are closed and the device is given back. It may be called again, one call at a time.
+// lanes and the memory taken are closed and the device is given back. It may be called again, one call at a time.
 func (d *dispatcher) drain(ctx context.Context) (left load, err error) {
 	d.budget.shut(errClosed)
 	idle := make(chan struct{})
@@ -400,9 +400,9 @@ func (d *dispatcher) drain(ctx context.Context) (left load, err error) {
 	}
 	d.lanes = nil
 	d.mu.Lock()
-	imports := slices.Collect(maps.Keys(d.opened))
+	taken := slices.Collect(maps.Keys(d.taken))
 	d.mu.Unlock()
-	for _, m := range imports {
+	for _, m := range taken {
 		err = combined(err, m.Close())
 	}
 	d.dev.close(true)

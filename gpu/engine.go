@@ -56,6 +56,9 @@ func Open(b Backend, o Options) (*Engine, error) {
 // Backend gives the backend the engine was opened with.
 func (e *Engine) Backend() Backend { return e.backend }
 
+// MustPin reports whether host memory has to be pinned before it is copied from or to.
+func (e *Engine) MustPin() bool { return e.backend.mustPin() }
+
 // Devices describes the devices; Batch.Device is an index into it.
 func (e *Engine) Devices() []DeviceInfo { return e.infos }
 
@@ -186,8 +189,8 @@ func (e *Engine) Submit(ctx context.Context, b Batch) (*Transfer, error) {
 		return nil, fmt.Errorf("gpu: host bytes %d at %#x are not pinned: %w", bare.bytes, bare.hostAddress(), txn.ErrInvalid)
 	}
 	undo = append(undo, func() { e.pinned.drop(pins) })
-	imports, _ := d.imported.hold(runs, func(r run) uint64 { return r.device }, false)
-	undo = append(undo, func() { d.imported.drop(imports) })
+	memory, _ := d.memory.hold(runs, func(r run) uint64 { return r.device }, false)
+	undo = append(undo, func() { d.memory.drop(memory) })
 	order, err := e.capture(d, b.After)
 	if err != nil {
 		return nil, err
@@ -205,7 +208,7 @@ func (e *Engine) Submit(ctx context.Context, b Batch) (*Transfer, error) {
 		d: d, direction: b.Direction, priority: b.Priority, cost: cost,
 		onRelease: b.Released, onQuarantine: b.Quarantined,
 		done: make(chan struct{}), free: make(chan struct{}),
-		stage: gated, runs: runs, gate: order, pins: pins, imports: imports,
+		stage: gated, runs: runs, gate: order, pins: pins, memory: memory,
 	}
 	if err := d.admit(t, b.Deadline); err != nil {
 		return nil, err
@@ -289,7 +292,7 @@ func (g gates) release() {
 // copies are then not proven finished, it returns an error that says how many transfers and bytes stay in quarantine,
 // wrapping ErrBusy, or ErrDeviceLost if that is why; their memory, the lanes they are in, and every pinned range with
 // users stay as they are, and Close may be called again to wait further. Otherwise everything is given back, including
-// memory that is still pinned or imported.
+// memory that is still pinned, allocated or imported.
 func (e *Engine) Close(ctx context.Context) error {
 	select {
 	case e.closer <- struct{}{}:

@@ -94,7 +94,7 @@ func receiveFile(t *testing.T, socket *os.File) *os.File {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, conn.Close()) }()
 	require.NoError(t, socket.Close())
-	require.NoError(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
+	require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
 	rights := make([]byte, unix.CmsgSpace(4))
 	_, n, _, _, err := conn.(*net.UnixConn).ReadMsgUnix(make([]byte, 1), rights)
 	require.NoError(t, err)

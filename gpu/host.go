@@ -164,11 +164,9 @@ func (d *hostDevice) openLane(dir Direction) (lane, error) {
 	return l, nil
 }
 
-func (d *hostDevice) openImport(ImportHandle) (uint64, int64, error) {
-	return 0, 0, fmt.Errorf("the host backend has no memory of other processes: %w", txn.ErrUnsupported)
+func (d *hostDevice) openImport(ImportHandle) (uint64, int64, func() error, error) {
+	return 0, 0, nil, fmt.Errorf("the host backend has no memory of other processes: %w", txn.ErrUnsupported)
 }
-
-func (d *hostDevice) closeImport(uint64) error { return nil }
 
 func (d *hostDevice) allocate(bytes int64) (uint64, func() error, error) {
 	address := d.memory.add(make([]byte, bytes))

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -51,6 +50,7 @@ const poison = 0xA5
 // rig makes machines.
 type rig struct {
 	name  string
+	host  bool // the host backend
 	hands bool // its machines can hold, fail and lose
 	// open starts a machine, with two devices unless it is real. It is closed, and verified, at the end of the test.
 	open func(t testing.TB, o Options) machine
@@ -60,7 +60,7 @@ var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
 // closeEngine ends a machine in which every copy can end.
 func closeEngine(t testing.TB, e *Engine) {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	require.NoError(t, e.Close(ctx))
 }
@@ -98,8 +98,8 @@ func (m *hostMachine) fault(c HostCall) error {
 	return nil
 }
 
-func hostRig(seed uint64) rig {
-	return rig{name: "host", hands: true, open: func(t testing.TB, o Options) machine {
+func hostRig(name string, seed uint64) rig {
+	return rig{name: name, host: true, hands: true, open: func(t testing.TB, o Options) machine {
 		m := &hostMachine{}
 		h, err := NewHost(HostOptions{Devices: 2, Seed: seed, Fault: m.fault})
 		require.NoError(t, err)

@@ -29,13 +29,13 @@ type Sample struct {
 // every bare method in turns, so many times, and gives the best of each. The device's other transfers make it slower,
 // and it them. It takes twice the bytes of the largest shape on the device, and as much pinned memory.
 //
-// ErrInvalid for a shape without bytes or over Limits; otherwise the errors of Submit and Pin.
+// ErrInvalid for a shape without bytes, or over Limits.Regions or half of Limits.Bytes; otherwise the errors of Submit and Pin.
 func (e *Engine) Measure(ctx context.Context, device int, shapes []Shape, times int) (samples []Sample, err error) {
 	var most int64
 	for _, s := range shapes {
-		if s.BlockBytes <= 0 || s.Blocks <= 0 || s.Blocks > e.limits.Regions || s.BlockBytes > e.limits.Bytes/int64(s.Blocks) {
+		if s.BlockBytes <= 0 || s.Blocks <= 0 || s.Blocks > e.limits.Regions || s.BlockBytes > e.limits.Bytes/2/int64(s.Blocks) {
 			return nil, fmt.Errorf("gpu: measure %d blocks of %d bytes: limits are %d regions and %d bytes: %w",
-				s.Blocks, s.BlockBytes, e.limits.Regions, e.limits.Bytes, txn.ErrInvalid)
+				s.Blocks, s.BlockBytes, e.limits.Regions, e.limits.Bytes/2, txn.ErrInvalid)
 		}
 		most = max(most, 2*s.BlockBytes*int64(s.Blocks))
 	}
@@ -46,27 +46,19 @@ func (e *Engine) Measure(ctx context.Context, device int, shapes []Shape, times 
 		return nil, err
 	}
 	defer e.end()
-	d, err := e.dispatcher(ctx, device)
+	there, err := e.AllocDevice(ctx, device, most)
 	if err != nil {
 		return nil, err
 	}
+	defer func() { err = combined(err, there.Close()) }()
 	memory, err := e.AllocPinned(most)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = combined(err, memory.Unpin()) }()
-	address, free, err := d.dev.allocate(most)
-	if err != nil {
-		return nil, fmt.Errorf("gpu: allocate %d bytes on device %d: %w", most, device, classified(err))
-	}
-	defer func() {
-		if !d.isLost() {
-			err = combined(err, free())
-		}
-	}()
 	for _, s := range shapes {
 		for _, dir := range []Direction{Store, Load} {
-			sample, err := e.sample(ctx, d, s, dir, address, memory.Bytes(), times)
+			sample, err := e.sample(ctx, s, dir, there, memory.Bytes(), times)
 			if err != nil {
 				return samples, err
 			}
@@ -77,12 +69,13 @@ func (e *Engine) Measure(ctx context.Context, device int, shapes []Shape, times 
 }
 
 // sample measures one shape in one direction. Every second block is used at either end, so that no two are merged.
-func (e *Engine) sample(ctx context.Context, d *dispatcher, s Shape, dir Direction, address uint64, mem []byte, times int) (Sample, error) {
+func (e *Engine) sample(ctx context.Context, s Shape, dir Direction, there *DeviceMemory, mem []byte, times int) (Sample, error) {
+	d := there.d
 	out := Sample{Shape: s, Direction: dir, Bare: map[Method]float64{}}
 	regions := make([]Region, s.Blocks)
 	for i := range regions {
 		at := 2 * int64(i) * s.BlockBytes
-		regions[i] = Region{Device: address + uint64(at), Host: mem[at : at+s.BlockBytes]}
+		regions[i] = Region{Device: there.Address() + uint64(at), Host: mem[at : at+s.BlockBytes]}
 	}
 	runs := make([]run, len(regions))
 	for i, r := range regions {

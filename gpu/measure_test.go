@@ -8,7 +8,7 @@ import (
 	"github.com/holdfast-db/holdfast/txn"
 )
 
-func TestMeasureHost(t *testing.T) { testMeasure(t, hostRig(0), MethodSingle) }
+func TestMeasureHost(t *testing.T) { testMeasure(t, hostRig("host", 0), MethodSingle) }
 
 func testMeasure(t *testing.T, r rig, methods ...Method) {
 	e := r.open(t, Options{Limits: Limits{Regions: 100}}).engine()

@@ -44,6 +44,8 @@ var mutants = []struct {
 	{"one copy over two registrations", []edit{{"batch.go", "				n = min(n, int64(piece.end-r.hostAddress()))\n", ""}}},
 	{"the window is open", []edit{{"dispatcher.go", "regions: d.limits.WindowRuns})", "regions: d.limits.WindowRuns}) || true"}}},
 	{"pinned memory goes away under a copy", []edit{{"pinned.go", "users := p.e.pinned.retire(p.pieces); users > 0", "users := p.e.pinned.retire(p.pieces); users < 0"}}},
+	{"device memory goes away under a copy", []edit{{"device_memory.go", "[]*span{m.span}); users > 0", "[]*span{m.span}); users < 0"}}},
+	{"memory of the RAM tier is given back while it is page-locked", []edit{{"../db/internal/arena/class.go", "	places = a.unlockAll(places)\n", ""}}},
 	{"released twice", []edit{{"transfer.go", "if !first && (t.released || len(t.inFlight) > 0) {", "if !first && len(t.inFlight) > 0 {"}}},
 	{"overlapping regions are taken", []edit{{"batch.go", "> address(ends[i]) {", "> address(ends[i])+1<<40 {"}}},
 	{"a partial submission is a whole one", []edit{{"lane.go", "		if err != nil {\n			r.d.partial(c, err)", "		if err != nil && c == nil {\n			r.d.partial(c, err)"}, {"cuda_lane.go", "waited == nil && s.err == nil", "waited == nil"}}},

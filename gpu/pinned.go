@@ -77,10 +77,13 @@ func (e *Engine) pinOne(p *Pinned, piece []byte, start uint64) error {
 	return nil
 }
 
+// touchShare is what a goroutine is worth: some milliseconds of page faults.
+const touchShare = 32 << 20
+
 // touch makes every page of mem present.
 func touch(mem []byte) {
 	var wg sync.WaitGroup
-	share := (len(mem)/runtime.GOMAXPROCS(0) + pinAlign) &^ (pinAlign - 1)
+	share := max(touchShare, (len(mem)/runtime.GOMAXPROCS(0)+pinAlign)&^(pinAlign-1))
 	for part := range slices.Chunk(mem, share) {
 		wg.Go(func() {
 			for i := 0; i < len(part); i += pinAlign {

@@ -49,7 +49,7 @@ type Transfer struct {
 	timer    *time.Timer
 	unbind   func() bool // detaches the transfer from the context it was submitted with
 	pins     []*span
-	imports  []*span
+	memory   []*span         // of the device
 	waiters  []*transferGate // transfers ordered after this one
 	due      []func()
 	busy     bool // somebody runs due
@@ -187,7 +187,7 @@ func (t *Transfer) settle() {
 // release is run, outside the lock, when the memory is proven untouched.
 func (t *Transfer) release() {
 	t.d.e.pinned.drop(t.pins)
-	t.d.imported.drop(t.imports)
+	t.d.memory.drop(t.memory)
 	t.runs = nil
 	if t.onRelease != nil {
 		t.onRelease()

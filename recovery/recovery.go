@@ -6,15 +6,18 @@
 // # Stages at open
 //
 //	replay     the records after the last one that the index holds, in order, in batches
+//	sizes      each segment file is compared with the end of the last copy ever recorded in it
 //	undurable  checkpoints that were listed while their pages were in RAM only are retired; the catalogue keeps a list
 //	           of them, so no manifest and no page is read to know it
-//	sizes      each segment file is compared with the end of the last copy ever recorded in it; only for a file that is
-//	           missing or too short are the pages in it looked for, and what needs them is retired
+//	lost       only for a file that is missing or too short are the pages in it looked for, and what needs them is retired
+//	stale      only if checkpoints are retired and not deleted are those looked for that lost pages with the process
 //	leftovers  files in which nothing is alive are removed, and what lies behind the recorded end of the others is cut off:
 //	           it belongs to writes that no record names
 //
-// The work follows the log since the last flush of the index, the number of undurable checkpoints and the number of segment
-// files, never the number of pages.
+// The first two stages are done when the directory is served, and make the plan of the others; their work follows the log
+// since the last flush of the index, the number of undurable checkpoints and the number of segment files, never the number of
+// pages. What the others would find is known to be unproven until they have come to it, and whoever meets it first has Broken
+// tell whether it is there.
 package recovery
 
 import (
@@ -50,8 +53,8 @@ type SegmentFile struct {
 	Size   int64 // bytes
 }
 
-// replayBatch is how many records are applied to the index in one batch.
-const replayBatch = 256
+// ReplayBatch is how many records are applied to the index in one batch.
+const ReplayBatch = 256
 
 // ReplayReport says what Replay did.
 type ReplayReport struct {
@@ -73,7 +76,7 @@ func Replay(ctx context.Context, l Log, c Catalogue) (r ReplayReport, err error)
 		lsn    txn.LSN
 		record txn.Record
 	}
-	batch := make([]item, 0, replayBatch)
+	batch := make([]item, 0, ReplayBatch)
 	history, _ := c.(Historian)
 	flush := func() error {
 		if len(batch) == 0 {
@@ -110,7 +113,7 @@ func Replay(ctx context.Context, l Log, c Catalogue) (r ReplayReport, err error)
 		if err != nil {
 			return fmt.Errorf("recovery: LSN %d: %w", lsn, err)
 		}
-		if batch = append(batch, item{lsn, record}); len(batch) == replayBatch {
+		if batch = append(batch, item{lsn, record}); len(batch) == ReplayBatch {
 			return flush()
 		}
 		return nil
@@ -124,12 +127,10 @@ func Replay(ctx context.Context, l Log, c Catalogue) (r ReplayReport, err error)
 // Plan is what has to be done so that every listed checkpoint is restorable again.
 type Plan struct {
 	Undurable []txn.Generation // listed without a complete disk copy
-	Lost      []txn.Generation // need a page of a file that is missing or too short, listed or retired
-	LostPages int64
-	Damaged   []SegmentDamage
+	Damaged   []SegmentDamage  // in LostUnder is what that costs
+	Retired   int64            // checkpoints retired and not deleted: StaleUnder tells which have lost pages
 	Orphans   []uint64         // files in which nothing is alive
 	Tails     []SegmentFile    // files to be cut to this size
-	Live      map[uint64]int64 // page copies alive in each segment
 }
 
 // SegmentDamage is a file that is shorter than what the catalogue recorded in it.
@@ -139,13 +140,14 @@ type SegmentDamage struct {
 	Needed int64 // recorded end
 }
 
-// Reconcile compares the catalogue with the segment files that are there. It changes nothing and reads no payload.
+// Reconcile compares the catalogue with the segment files that are there. It changes nothing, reads no payload, no manifest and
+// no page.
 func Reconcile(c Catalogue, segments []SegmentFile) (plan Plan, err error) {
 	files := map[uint64]int64{}
 	for _, f := range segments {
 		files[f.Number] = f.Size
 	}
-	plan.Live = map[uint64]int64{}
+	named := map[uint64]bool{}
 	err = c.Read(func(v txn.Reader) error {
 		if err := txn.Undurable(v, func(g txn.Generation) (bool, error) {
 			plan.Undurable = append(plan.Undurable, g)
@@ -153,28 +155,13 @@ func Reconcile(c Catalogue, segments []SegmentFile) (plan Plan, err error) {
 		}); err != nil {
 			return err
 		}
-		// A retired one that has pages without disk copies has lost them as well, and the catalogue still knows them: a publication would
-		// build on them. Only a retirement without a deletion leaves one behind, so looking is rare.
 		accounts, err := txn.ReadAccounts(v)
 		if err != nil {
 			return err
 		}
-		if accounts.Retired > 0 {
-			if err := txn.States(v, func(g txn.Generation, s *txn.State) (bool, error) {
-				if s.Status != txn.Retired || s.Durable {
-					return true, nil
-				}
-				whole, err := txn.OnDisk(v, g)
-				if !whole {
-					plan.Undurable = append(plan.Undurable, g)
-				}
-				return true, err
-			}); err != nil {
-				return err
-			}
-		}
-		if err := txn.Segments(v, func(n uint64, use txn.SegmentUse) (bool, error) {
-			plan.Live[n] = use.LivePages
+		plan.Retired = accounts.Retired
+		return txn.Segments(v, func(n uint64, use txn.SegmentUse) (bool, error) {
+			named[n] = true
 			size, there := files[n]
 			switch {
 			case !there:
@@ -185,16 +172,10 @@ func Reconcile(c Catalogue, segments []SegmentFile) (plan Plan, err error) {
 				plan.Tails = append(plan.Tails, SegmentFile{Number: n, Size: wholeBlocks(use.End)})
 			}
 			return true, nil
-		}); err != nil {
-			return err
-		}
-		if len(plan.Damaged) > 0 {
-			return plan.findLost(v)
-		}
-		return nil
+		})
 	})
 	for n := range files {
-		if _, live := plan.Live[n]; !live {
+		if !named[n] {
 			plan.Orphans = append(plan.Orphans, n)
 		}
 	}
@@ -205,38 +186,85 @@ func Reconcile(c Catalogue, segments []SegmentFile) (plan Plan, err error) {
 // wholeBlocks rounds the end of a small page up to where its segment goes on: segments are written in blocks of 4096.
 func wholeBlocks(end int64) int64 { return (end + 4095) &^ 4095 }
 
-// findLost looks for the pages that lie in the missing part of a damaged file.
-func (plan *Plan) findLost(v txn.Reader) error {
+// Short gives the sizes of the damaged files, −1 for one that is missing.
+func (p *Plan) Short() map[uint64]int64 {
 	sizes := map[uint64]int64{}
-	for _, d := range plan.Damaged {
+	for _, d := range p.Damaged {
 		sizes[d.Number] = d.Size
 	}
-	var pages []txn.Key
-	err := txn.Pages(v, func(key txn.Key, e *txn.PageEntry) (bool, error) {
-		for _, at := range e.Place {
-			if size, damaged := sizes[at.Segment]; damaged && at.Offset+at.Stored > size {
-				pages = append(pages, key)
-				break
-			}
+	return sizes
+}
+
+// Reaches tells whether a page copy lies where its file, one of short, has ended.
+func Reaches(short map[uint64]int64, at txn.Placement) bool {
+	size, damaged := short[at.Segment]
+	return damaged && at.Offset+at.Stored > size
+}
+
+// LostUnder gives the pages whose keys begin with b that lie in the missing part of a damaged file, and the checkpoints, listed or
+// retired, that need them.
+func LostUnder(v txn.Reader, b byte, short map[uint64]int64) (pages []txn.Key, gens []txn.Generation, err error) {
+	err = txn.PagesUnder(v, []byte{b}, func(key txn.Key, e *txn.PageEntry) (bool, error) {
+		if slices.ContainsFunc(e.Place, func(at txn.Placement) bool { return Reaches(short, at) }) {
+			pages = append(pages, key)
 		}
 		return true, nil
 	})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	plan.LostPages = int64(len(pages))
 	seen := map[txn.Generation]bool{}
 	for _, key := range pages {
-		gens, err := txn.Dependents(v, key)
+		needed, err := txn.Dependents(v, key)
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
-		for _, g := range gens {
+		for _, g := range needed {
 			if !seen[g] {
 				seen[g] = true
-				plan.Lost = append(plan.Lost, g)
+				gens = append(gens, g)
 			}
 		}
 	}
-	return nil
+	return pages, gens, nil
+}
+
+// StaleUnder gives the checkpoints whose generations begin with b, that are retired and not deleted, were retired up to the given
+// LSN, and have pages without disk copies. Those pages went with the process that had them in RAM, and the catalogue still knows
+// them: a publication would build on them.
+func StaleUnder(v txn.Reader, b byte, until txn.LSN) (gens []txn.Generation, err error) {
+	err = txn.StatesUnder(v, []byte{b}, func(g txn.Generation, s *txn.State) (bool, error) {
+		if s.Status != txn.Retired || s.Durable || s.Published > until {
+			return true, nil
+		}
+		whole, err := txn.OnDisk(v, g)
+		if !whole {
+			gens = append(gens, g)
+		}
+		return true, err
+	})
+	return gens, err
+}
+
+// Broken follows the chain of a page towards its beginning, as long as something in it may be missing, and gives the first page of
+// it that is not there: neither on disk, nor held in RAM. A zero key says that all are there. A page that is in no chain has depth
+// 0. short are the damaged files. What the catalogue does not know is not there.
+func Broken(v txn.Reader, key txn.Key, short map[uint64]int64, inRAM func(txn.Key) bool) (first txn.Key, depth int64, err error) {
+	for {
+		e, err := txn.ReadPage(v, key)
+		if err != nil {
+			return txn.Key{}, 0, err
+		}
+		if e == nil {
+			return key, depth, nil
+		}
+		there := len(e.Place) > 0 && !slices.ContainsFunc(e.Place, func(at txn.Placement) bool { return Reaches(short, at) })
+		if !there && !inRAM(key) {
+			first, depth = key, e.Depth
+		}
+		if e.Parent.IsZero() || e.ChainDurable && len(short) == 0 {
+			return first, depth, nil
+		}
+		key = e.Parent
+	}
 }

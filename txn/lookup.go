@@ -76,7 +76,7 @@ func ListedPrefixes(v Reader, q *Query, fn func(g Generation, offset int64) (mor
 // SharedBlocks tells how many whole blocks of the query some listed checkpoint runs through and goes on behind.
 func SharedBlocks(v Reader, q *Query) (blocks int64, err error) {
 	var node spineEntry
-	blocks, err = Deepest(q.Max/BlockTokens, func(i int64) (bool, error) { return load(v, key1(tagSpine, q.Spine(i)), &node) })
+	blocks, err = Deepest(q.Max/BlockTokens, NoGuess, func(i int64) (bool, error) { return load(v, key1(tagSpine, q.Spine(i)), &node) })
 	return max(blocks, 0), err
 }
 

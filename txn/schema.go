@@ -436,7 +436,12 @@ func InGrace(v Reader, fn func(g Generation) (more bool, err error)) error {
 
 // States calls fn for every checkpoint, listed or retired.
 func States(v Reader, fn func(g Generation, s *State) (more bool, err error)) error {
-	return v.Scan([]byte{tagState}, func(k, b []byte) (bool, error) {
+	return StatesUnder(v, nil, fn)
+}
+
+// StatesUnder is States for the generations that begin with a prefix.
+func StatesUnder(v Reader, prefix []byte, fn func(g Generation, s *State) (more bool, err error)) error {
+	return v.Scan(append([]byte{tagState}, prefix...), func(k, b []byte) (bool, error) {
 		g, err := endOf[Generation](k)
 		if err != nil {
 			return false, err

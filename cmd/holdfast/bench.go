@@ -207,22 +207,6 @@ func (c comparison) writeTable(w io.Writer) error {
 	return err
 }
 
-func newBenchCommand() *cobra.Command {
-	c := &cobra.Command{
-		Use:   "bench",
-		Short: "Measure against a reference in the same run",
-		Long: `Bench measures the database beside something that does the same work without it,
-in the same run, and prints the ratio.
-
-` + statusHelp,
-		Example: "  holdfast bench replay --limit 2000",
-		Args:    cobra.NoArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newBenchReplayCommand())
-	return c
-}
-
 func newBenchReplayCommand() *cobra.Command {
 	o := defaultReplayOptions()
 	o.ranks = 2

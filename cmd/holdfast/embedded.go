@@ -301,7 +301,10 @@ func (e *embedded) publishRank(ctx context.Context, p *db.Publication, rank int,
 		return false, err
 	}
 	for _, slot := range slots {
-		b := slot.Buffer()[:slot.Size()]
+		b := slot.Buffer()
+		if b == nil { // the publication has ended: its context did, or its rank's time
+			return false, fmt.Errorf("slot of rank %d: closed while it was being filled: %w", rank, txn.ErrConflict)
+		}
 		e.name(slot.Group(), slot.Position(), rank, blocks).fill(b)
 		slot.Filled(slot.Size())
 	}

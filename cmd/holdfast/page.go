@@ -106,7 +106,7 @@ func newReportCommand() *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use:   "report DIR --html FILE",
-		Short: "Write a page that shows a database: tiers, tree, segments, latencies",
+		Short: "Write a page that shows a database",
 		Long: `Report writes one HTML file that can be kept, sent and opened anywhere: tiers over
 time, the checkpoints as a tree, the segment files, latencies, and what was
 retired lately and why. It needs no network and asks nobody for anything. --json

@@ -28,7 +28,7 @@ func newTopCommand() *cobra.Command {
 	interval, frames := time.Second, 0
 	c := &cobra.Command{
 		Use:   "top DIR",
-		Short: "Watch a database in use: tiers, rates, latencies, queues, leases, events",
+		Short: "Watch a database in use, as it changes",
 		Long: `Top shows a database in use, anew every second: how full the tiers are, what is
 asked of it and how long that takes, what waits, who holds leases, and what
 happened last. q or Control-C ends it.

@@ -18,6 +18,9 @@ const (
 	lineBytes int64 = 64      // smaller slots are aligned and rounded to this
 	hugeBytes int64 = 2 << 20 // slots of a multiple of this size lie in huge pages where the system has them
 	spanBytes int64 = 1 << 30 // address space reserved at a time; the largest slot fits exactly
+
+	lockPieces    = 4096 // as many pieces are page-locked, of more than 2 MiB if need be
+	lockPiecesMin = 16   // but at least as many, of less than 2 MiB in a small arena
 )
 
 // ErrFull is the answer to an allocation for which no room is left now. It is of class txn.ErrBusy: freeing slots makes
@@ -51,13 +54,26 @@ var ErrFull = fmt.Errorf("arena full: %w", txn.ErrBusy)
 // is given back as soon as its last slot is freed. Memory is held by the slab, so that small slots scattered
 // over many slabs hold more than their own bytes: Usage tells the two apart, and Free counts what is really left.
 //
+// # Page-locked memory
+//
+// With Options.Lock every byte that is handed out is page-locked, so that devices can copy from and to it, and memory
+// is unlocked before it goes back to the system: a device would otherwise go on using the pages that were there. Locking
+// is dear, so it is done when a cold slot comes to life, never when a warm one is used again, and in large pieces:
+// slots of up to half of a piece are packed into slabs of about one, which is 2 MiB or 1/4096 of the capacity. The price is
+// that of slabs, at a larger size. When no whole piece is free, smaller ones serve, down to the slot alone.
+//
+// Memory that cannot be unlocked is *stuck*: the devices may know its addresses until the process ends, so neither is given
+// to anybody again. It stays held.
+//
 // # Invariants
 //
-//   - held ≤ capacity: held is the sum of the sizes of live slots of at least a page and of slabs; only Resize can break it
+//   - held ≤ capacity: held is the sum of the sizes of live slots that are in no slab, of slabs and of what is stuck; only
+//     Resize can break it
 //   - held + warm + leaving ≤ capacity whenever a slot is handed out, where leaving is being released at this moment; it
 //     bounds the resident memory
 //   - an allocation of at least a page succeeds exactly if its rounded size is at most capacity − held and the
-//     system gives address space
+//     system gives address space and locks it; or if it fits into a slab
+//   - with Options.Lock, live and warm slots are locked, and cold ones are not
 //   - the bytes of a slot after the requested length are zero when it is handed out
 //   - a slot is freed once: every slot has a generation, odd while it is live, and a Slot names the one it was given
 //
@@ -75,26 +91,36 @@ type Arena struct {
 	mu       sync.Mutex // guards everything below, including the classes, spans and slabs
 	released sync.Cond  // leaving went down; L is mu
 	capacity int64
-	used     int64 // rounded bytes of live slots
-	logical  int64 // requested bytes of live slots
-	held     int64 // bytes that live slots and slabs occupy
-	warm     int64 // bytes of freed slots that still have memory
-	leaving  int64 // bytes that are being released by a running call
-	slots    int64 // live slots
-	users    int64 // live slots, and calls that may drop the lock half-way: what keeps the memory mapped after Close
-	address  int64 // reserved address space
-	refused  int64 // release calls that the system refused
-	calls    int64 // ticks with each allocation, so that classes know which was used last
-	classes  map[int64]*class
-	spare    []region // spans that belong to no class
-	regions  []region // every span there is, for Close
+	used     int64                  // rounded bytes of live slots
+	logical  int64                  // requested bytes of live slots
+	held     int64                  // bytes that live slots, slabs and stuck memory occupy
+	warm     int64                  // bytes of freed slots that still have memory
+	leaving  int64                  // bytes that are being released by a running call
+	slots    int64                  // live slots
+	users    int64                  // live slots, and calls that may drop the lock half-way: what keeps the memory mapped after Close
+	address  int64                  // reserved address space
+	refused  int64                  // release calls that the system refused
+	locked   int64                  // bytes that are page-locked, those that are stuck left out
+	stuck    int64                  // bytes that could not be unlocked
+	calls    int64                  // ticks with each allocation, so that classes know which was used last
+	classes  map[int64]*class       // of slots that lie in spans
+	slabs    map[int64]*class       // of slots that lie in slabs
+	locks    map[place]func() error // what unlocks the slots of spans that are locked
+	spare    []region               // spans that belong to no class
+	regions  []region               // every span there is, for Close
 	closed   bool
 
-	giveBack func(b []byte) error // returns memory to the system; a test puts itself in between
+	lock     func(mem []byte) (unlock func() error, err error) // nil if nothing is to be locked
+	piece    int64                                             // bytes that are locked at a time
+	giveBack func(b []byte) error                              // returns memory to the system; a test puts itself in between
 }
 
-// Options are empty now.
-type Options struct{}
+// Options of New.
+type Options struct {
+	// Lock, if not nil, page-locks memory, of multiples of 4096 bytes, and gives what undoes that. Neither is called under a lock
+	// of the arena, but for what Close unlocks. An allocation whose memory cannot be locked fails as one that finds no room.
+	Lock func(mem []byte) (unlock func() error, err error)
+}
 
 // Usage is a consistent reading of an arena. All fields but Slots are bytes.
 type Usage struct {
@@ -107,6 +133,8 @@ type Usage struct {
 	Address  int64 // reserved address space; never goes down before Close
 	Slots    int64 // live slots
 	Refused  int64 // times that the system refused to take memory back; more than Capacity may be resident then
+	Locked   int64 // page-locked, the part of Held and Warm that devices can reach
+	Stuck    int64 // part of Held that could not be unlocked and serves nobody any more
 }
 
 // Slot is the memory of one page. The zero Slot is none. Copies of a Slot mean the same memory.
@@ -118,11 +146,17 @@ type Slot struct {
 }
 
 // New reserves an arena of capacity bytes, 4096 to CapacityMax, rounded down to a multiple of 4096. It takes no memory yet.
-func New(capacity int64, _ Options) (*Arena, error) {
+func New(capacity int64, o Options) (*Arena, error) {
 	if err := checkCapacity(capacity); err != nil {
 		return nil, err
 	}
-	a := &Arena{capacity: capacity / pageBytes * pageBytes, classes: make(map[int64]*class), giveBack: giveBack}
+	a := &Arena{
+		capacity: capacity / pageBytes * pageBytes, classes: map[int64]*class{}, slabs: map[int64]*class{}, locks: map[place]func() error{},
+		lock: o.Lock, giveBack: giveBack,
+	}
+	if a.lock != nil {
+		a.piece = min(max(hugeBytes, capacity/lockPieces/hugeBytes*hugeBytes), capacity/lockPiecesMin/pageBytes*pageBytes)
+	}
 	a.released.L = &a.mu
 	return a, nil
 }
@@ -176,8 +210,8 @@ func (a *Arena) alloc(n int64) (Slot, error) {
 	}
 	a.users++
 	take := a.take
-	if size < pageBytes {
-		take = a.takeSmall
+	if size < pageBytes || size <= a.piece/2 {
+		take = a.takePacked
 	}
 	at, err := take(size)
 	if err != nil {
@@ -209,7 +243,7 @@ func (a *Arena) Free(s Slot) error {
 	a.logical -= int64(s.n)
 	at := place{s.run, s.index}
 	if s.run.slab {
-		a.giveSmall(at)
+		a.givePacked(at)
 	} else {
 		a.give(at)
 	}
@@ -254,6 +288,8 @@ func (a *Arena) Usage() Usage {
 		Address:  a.address,
 		Slots:    a.slots,
 		Refused:  a.refused,
+		Locked:   a.locked,
+		Stuck:    a.stuck,
 	}
 }
 
@@ -291,9 +327,21 @@ func (a *Arena) Close() error {
 	return nil
 }
 
-// unmapIfLast gives everything back once the arena is closed and nothing uses its memory.
+// unmapIfLast gives everything back once the arena is closed and nothing uses its memory. If some of it cannot be unlocked,
+// all stays mapped until the process ends.
 func (a *Arena) unmapIfLast() {
 	if !a.closed || a.users > 0 {
+		return
+	}
+	for p, unlock := range a.locks {
+		a.locked -= p.run.size
+		if unlock() != nil {
+			a.refused++
+			a.stuck += p.run.size
+		}
+	}
+	clear(a.locks)
+	if a.stuck > 0 {
 		return
 	}
 	for _, r := range a.regions {
@@ -301,4 +349,5 @@ func (a *Arena) unmapIfLast() {
 	}
 	a.regions, a.spare, a.address, a.warm = nil, nil, 0, 0
 	clear(a.classes)
+	clear(a.slabs)
 }

@@ -219,7 +219,7 @@ func TestSmallSlotsArePacked(t *testing.T) {
 // A slab of the best size may not fit where a single page does.
 func TestSmallSlotFitsIntoTheLastPage(t *testing.T) {
 	a := newArena(t, 4*pageBytes)
-	require.Greater(t, slabBytes(1408), pageBytes)
+	require.Greater(t, a.slabBytes(1408), pageBytes)
 	hog := alloc(t, a, 3*pageBytes)
 	s := alloc(t, a, 1408)
 	require.Zero(t, a.Usage().Free)
@@ -336,87 +336,103 @@ func TestHeapPerSlotIsSmall(t *testing.T) {
 // Every history of allocations, frees and resizes agrees with a list of live slots: none overlap, none loses its bytes,
 // the gauges are sums over the list, and a slot of a page or more is refused exactly if the free bytes do not suffice.
 func TestArenaAgreesWithModel(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		type live struct {
-			Slot
-			id uint64
-		}
-		capacity := int64(64 << 10)
-		a, err := New(capacity, Options{})
-		require.NoError(t, err)
-		var slots []live
-		var next uint64
-		check := func(s live) {
-			require.True(t, stamped(s.Bytes(), s.id), "slot of %d bytes lost its content", s.n)
-			require.True(t, zero(s.Padded()[s.n:]), "slot of %d bytes: rest is not zero", s.n)
-		}
-		drop := func(i int) {
-			check(slots[i])
-			require.NoError(t, a.Free(slots[i].Slot))
-			slots[i] = slots[len(slots)-1]
-			slots = slots[:len(slots)-1]
-		}
-		sizes := rapid.SampledFrom([]int64{1, 64, 65, 200, 1000, 1400, 2100, 4032, 4033, 4096, 4097, 8192, 12 << 10, 20000, 32 << 10, 64 << 10})
-		t.Repeat(map[string]func(*rapid.T){
-			"alloc": func(t *rapid.T) {
-				n, before := sizes.Draw(t, "n"), a.Usage()
-				s, err := a.Alloc(n)
-				switch size := slotBytes(n); {
-				case size > capacity:
-					require.ErrorIs(t, err, txn.ErrTooLarge)
-				case size >= pageBytes:
-					require.Equal(t, size <= before.Free, err == nil, "slot of %d bytes with %d free: %v", size, before.Free, err)
-				case before.Free >= pageBytes:
-					require.NoError(t, err)
+	rapid.Check(t, func(t *rapid.T) { agreesWithModel(t, nil) })
+}
+
+func agreesWithModel(t *rapid.T, locked *lockBook) {
+	type live struct {
+		Slot
+		id uint64
+	}
+	capacity := int64(64 << 10)
+	a, err := New(capacity, locked.options())
+	require.NoError(t, err)
+	locked.watch(a)
+	var slots []live
+	var next uint64
+	check := func(s live) {
+		require.True(t, stamped(s.Bytes(), s.id), "slot of %d bytes lost its content", s.n)
+		require.True(t, zero(s.Padded()[s.n:]), "slot of %d bytes: rest is not zero", s.n)
+	}
+	drop := func(i int) {
+		check(slots[i])
+		require.NoError(t, a.Free(slots[i].Slot))
+		slots[i] = slots[len(slots)-1]
+		slots = slots[:len(slots)-1]
+	}
+	sizes := rapid.SampledFrom([]int64{1, 64, 65, 200, 1000, 1400, 2100, 4032, 4033, 4096, 4097, 8192, 12 << 10, 20000, 32 << 10, 64 << 10})
+	t.Repeat(map[string]func(*rapid.T){
+		"alloc": func(t *rapid.T) {
+			n, before := sizes.Draw(t, "n"), a.Usage()
+			s, err := a.Alloc(n)
+			switch size := slotBytes(n); {
+			case size > capacity:
+				require.ErrorIs(t, err, txn.ErrTooLarge)
+			case locked.failed():
+			case size >= pageBytes && locked == nil:
+				require.Equal(t, size <= before.Free, err == nil, "slot of %d bytes with %d free: %v", size, before.Free, err)
+			case before.Free >= max(size, pageBytes):
+				require.NoError(t, err)
+			}
+			if err != nil {
+				after := a.Usage()
+				if locked != nil { // warm memory may have gone for a piece that could not be locked
+					before.Warm, before.Locked, before.Address = after.Warm, after.Locked, after.Address
 				}
-				if err != nil {
-					require.Equal(t, before, a.Usage())
-					return
-				}
-				require.True(t, zero(s.Padded()[n:]))
-				next += 1 << 32
-				stamp(s.Bytes(), next)
-				slots = append(slots, live{s, next})
-			},
-			"free": func(t *rapid.T) {
-				if len(slots) > 0 {
-					drop(rapid.IntRange(0, len(slots)-1).Draw(t, "slot"))
-				}
-			},
-			"free many": func(t *rapid.T) {
-				for range len(slots) / 2 {
-					drop(rapid.IntRange(0, len(slots)-1).Draw(t, "slot"))
-				}
-			},
-			"resize": func(t *rapid.T) {
-				capacity = rapid.SampledFrom([]int64{16 << 10, 48 << 10, 64 << 10, 128 << 10}).Draw(t, "capacity")
-				require.NoError(t, a.Resize(capacity))
-			},
-			"": func(t *rapid.T) {
-				u := a.Usage()
-				var want Usage
+				require.Equal(t, before, after)
+				return
+			}
+			require.True(t, zero(s.Padded()[n:]))
+			next += 1 << 32
+			stamp(s.Bytes(), next)
+			slots = append(slots, live{s, next})
+		},
+		"free": func(t *rapid.T) {
+			if len(slots) > 0 {
+				drop(rapid.IntRange(0, len(slots)-1).Draw(t, "slot"))
+			}
+		},
+		"free many": func(t *rapid.T) {
+			for range len(slots) / 2 {
+				drop(rapid.IntRange(0, len(slots)-1).Draw(t, "slot"))
+			}
+		},
+		"resize": func(t *rapid.T) {
+			capacity = rapid.SampledFrom([]int64{16 << 10, 48 << 10, 64 << 10, 128 << 10}).Draw(t, "capacity")
+			require.NoError(t, a.Resize(capacity))
+		},
+		"": func(t *rapid.T) {
+			u := a.Usage()
+			var want Usage
+			for _, s := range slots {
+				check(s)
+				want.Used += slotBytes(int64(s.n))
+				want.Logical += int64(s.n)
+				want.Slots++
+			}
+			require.Equal(t, want.Used, u.Used)
+			require.Equal(t, want.Logical, u.Logical)
+			require.Equal(t, want.Slots, u.Slots)
+			require.GreaterOrEqual(t, u.Held, u.Used)
+			locked.check(t, u, func(yield func([]byte) bool) {
 				for _, s := range slots {
-					check(s)
-					want.Used += slotBytes(int64(s.n))
-					want.Logical += int64(s.n)
-					want.Slots++
+					if !yield(s.Padded()) {
+						return
+					}
 				}
-				require.Equal(t, want.Used, u.Used)
-				require.Equal(t, want.Logical, u.Logical)
-				require.Equal(t, want.Slots, u.Slots)
-				require.GreaterOrEqual(t, u.Held, u.Used)
-				if u.Held <= capacity {
-					require.LessOrEqual(t, u.Held+u.Warm, capacity)
-					require.Equal(t, capacity-u.Held, u.Free)
-				}
-			},
-		})
-		for len(slots) > 0 {
-			drop(0)
-		}
-		require.Zero(t, a.Usage().Held)
-		require.NoError(t, a.Close())
+			})
+			if u.Held <= capacity {
+				require.LessOrEqual(t, u.Held+u.Warm, capacity)
+				require.Equal(t, capacity-u.Held, u.Free)
+			}
+		},
 	})
+	for len(slots) > 0 {
+		drop(0)
+	}
+	require.Zero(t, a.Usage().Held)
+	require.NoError(t, a.Close())
+	require.Empty(t, locked.pieces())
 }
 
 // While one call releases memory, another that needs it waits for that, rather than exceed the capacity or find it full.

@@ -79,7 +79,7 @@ func (r *run) push(i uint32) {
 	r.idle++
 }
 
-// class is the slots of one size.
+// class is the slots of one size that lie in spans, or those that lie in slabs.
 type class struct {
 	size int64
 	runs []*run // those with a cold slot
@@ -154,12 +154,12 @@ func (w *warmList) trim() {
 	}
 }
 
-// class is the class of size bytes, which is about to be used.
-func (a *Arena) class(size int64) *class {
-	c := a.classes[size]
+// classOf is the class of size bytes among those given, which is about to be used.
+func (a *Arena) classOf(classes map[int64]*class, size int64) *class {
+	c := classes[size]
 	if c == nil {
 		c = &class{size: size}
-		a.classes[size] = c
+		classes[size] = c
 	}
 	a.calls++
 	c.last = a.calls
@@ -174,11 +174,15 @@ func (c *class) join(r *run) {
 
 // leave takes a run that is cold as a whole from its class, and drops the class with its last run.
 func (a *Arena) leave(r *run) {
-	c := a.classes[r.size]
+	classes := a.classes
+	if r.slab {
+		classes = a.slabs
+	}
+	c := classes[r.size]
 	c.unlink(r)
 	r.arena = nil
 	if c.all--; c.all == 0 {
-		delete(a.classes, c.size)
+		delete(classes, c.size)
 	}
 }
 
@@ -187,7 +191,7 @@ func (a *Arena) take(size int64) (place, error) {
 	if free := a.capacity - a.held; size > free {
 		return place{}, fmt.Errorf("arena: slot of %d bytes, %d free of %d: %w", size, max(0, free), a.capacity, ErrFull)
 	}
-	c := a.class(size)
+	c := a.classOf(a.classes, size)
 	if c.warm.len() > 0 {
 		a.held += size
 		a.warm -= size
@@ -207,7 +211,37 @@ func (a *Arena) take(size int64) (place, error) {
 	}
 	a.held += size
 	a.settle()
+	if a.held > a.capacity { // memory got stuck, or Resize lowered the capacity meanwhile
+		a.abandon(p)
+		return place{}, fmt.Errorf("arena: slot of %d bytes, %d held of %d: %w", size, a.held, a.capacity, ErrFull)
+	}
+	if err := a.lockIt(p); err != nil {
+		a.abandon(p)
+		return place{}, fmt.Errorf("arena: page-lock %d bytes beside %d: %v: %w", size, a.locked, err, ErrFull)
+	}
 	return p, nil
+}
+
+// abandon makes a slot cold that was taken and not handed out.
+func (a *Arena) abandon(p place) {
+	a.held -= p.run.size
+	a.leaving += p.run.size
+	a.release([]place{p})
+}
+
+// lockIt page-locks a slot that was cold, if that is asked for. It drops the lock meanwhile.
+func (a *Arena) lockIt(p place) error {
+	if a.lock == nil {
+		return nil
+	}
+	a.mu.Unlock()
+	unlock, err := a.lock(p.run.bytes(p.index))
+	a.mu.Lock()
+	if err == nil {
+		a.locks[p] = unlock
+		a.locked += p.run.size
+	}
+	return err
 }
 
 // give takes a slot back, with its memory.
@@ -256,6 +290,7 @@ func (a *Arena) victims(n int64) []place {
 
 // release gives the memory of places, which are on no list, back to the system, and makes them cold.
 func (a *Arena) release(places []place) {
+	places = a.unlockAll(places)
 	a.mu.Unlock()
 	var refused int64
 	for _, b := range adjoin(places) {
@@ -276,6 +311,38 @@ func (a *Arena) release(places []place) {
 		}
 	}
 	a.released.Broadcast()
+}
+
+// unlockAll unlocks places that are locked, and gives those that are not any more; the others are stuck. It drops the lock
+// meanwhile.
+func (a *Arena) unlockAll(places []place) (unlocked []place) {
+	if len(a.locks) == 0 {
+		return places
+	}
+	unlocks := make([]func() error, len(places))
+	for i, p := range places {
+		if unlocks[i] = a.locks[p]; unlocks[i] != nil {
+			delete(a.locks, p)
+			a.locked -= p.run.size
+		}
+	}
+	a.mu.Unlock()
+	stuck := make([]bool, len(places))
+	for i, unlock := range unlocks {
+		stuck[i] = unlock != nil && unlock() != nil
+	}
+	a.mu.Lock()
+	for i, p := range places {
+		if !stuck[i] {
+			unlocked = append(unlocked, p)
+			continue
+		}
+		a.refused++
+		a.leaving -= p.run.size
+		a.held += p.run.size
+		a.stuck += p.run.size
+	}
+	return unlocked
 }
 
 // adjoin makes one piece of slots that lie side by side, since every piece costs a system call.

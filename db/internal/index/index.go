@@ -84,7 +84,7 @@ func Open(dir string, o Options) (x *Index, err error) {
 	}
 	cache := pebble.NewCache(cacheBytes)
 	opts := &pebble.Options{
-		FS:                          o.FS,
+		FS:                          careful{o.FS},
 		Cache:                       cache,
 		DisableWAL:                  true,
 		FormatMajorVersion:          FormatVersion,

@@ -217,7 +217,7 @@ func (l *lane) writeBatch(items []item) error {
 	end := layOut(out.g.number, out.tail, entries)
 	l.preallocate(end)
 
-	w := vector{f: out.to, off: out.tail, staging: l.staging, count: &l.s.count}
+	w := vector{f: out.to, off: out.tail, staging: l.staging, count: &l.s.count, reads: &l.s.precedence}
 	head, err := w.stage(descriptorBytes(len(entries)))
 	if err != nil {
 		return err

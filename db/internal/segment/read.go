@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	runPagesMax = 64       // pages that one read call brings
-	runBytesMax = 16 << 20 // and their bytes, unless one page is larger
+	runPagesMax = 64      // pages that one read call brings
+	runBytesMax = 4 << 20 // and their bytes, unless one page is larger: checking one run hides behind reading others
 )
 
 // ReadRequest asks for one page.
@@ -184,6 +184,8 @@ func (b *readBatch) read(ctx context.Context, run []int) {
 		return
 	}
 	defer b.s.turns.give(staging)
+	b.s.precedence.begin()
+	defer b.s.precedence.end()
 	targets := make([][]byte, len(run))
 	for k, i := range run {
 		targets[k] = b.requests[i].target()

@@ -77,14 +77,16 @@ type Options struct {
 //
 // All methods are safe for concurrent use. Store does not lock its directory; its owner does.
 type Store struct {
-	dir    string
-	o      Options
-	fs     FS
-	log    *slog.Logger
-	turns  readTurns
-	codec  codec
-	count  counters
-	direct atomic.Bool // ask for direct I/O; goes off at the first sign that it does not work here
+	dir   string
+	o     Options
+	fs    FS
+	log   *slog.Logger
+	turns readTurns
+	// Reads go before writes.
+	precedence precedence
+	codec      codec
+	count      counters
+	direct     atomic.Bool // ask for direct I/O; goes off at the first sign that it does not work here
 	// There is a call for holes and one to preallocate, until the file system says otherwise.
 	punch, prealloc atomic.Bool
 	calls           sync.WaitGroup

@@ -3,6 +3,7 @@ package segment
 import (
 	"fmt"
 	"io"
+	"slices"
 	"unsafe"
 
 	"github.com/holdfast-db/holdfast/txn"
@@ -22,6 +23,7 @@ type vector struct {
 	staging []byte
 	staged  int64 // bytes of staging that pieces use
 	count   *counters
+	reads   *precedence // whom writes make way for; nil: nobody
 }
 
 // stage gives n bytes of undefined content, a multiple of 4096 and at most the staging memory, to be filled before the
@@ -82,7 +84,11 @@ func (w *vector) flush() error {
 	}
 	pieces := w.pieces
 	for left := w.bytes; left > 0; {
-		n, err := w.f.WriteAt(pieces, w.off)
+		some := pieces
+		if w.reads != nil {
+			some = front(pieces, w.reads.giveWay())
+		}
+		n, err := w.f.WriteAt(some, w.off)
 		calls.Add(1)
 		if err == nil && (n <= 0 || int64(n) > left) {
 			err = io.ErrShortWrite
@@ -96,6 +102,22 @@ func (w *vector) flush() error {
 	}
 	w.pieces, w.bytes, w.staged = w.pieces[:0], 0, 0
 	return nil
+}
+
+// front gives the first n bytes of the buffers, n a positive multiple of 4096, and all of them if there are fewer.
+func front(buffers [][]byte, n int64) [][]byte {
+	for i, b := range buffers {
+		if int64(len(b)) <= n {
+			n -= int64(len(b))
+			continue
+		}
+		some := slices.Clone(buffers[:i])
+		if n > 0 {
+			some = append(some, b[:n])
+		}
+		return some
+	}
+	return buffers
 }
 
 // skip drops the first n bytes of the buffers, in place.

@@ -1,0 +1,210 @@
+package fuzz
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"github.com/holdfast-db/holdfast/db"
+)
+
+// Program is a history as data: what is done to a database, in order. The same program gives the same history, so it is what a
+// violation is reported as, what is made smaller, and what is run again.
+type Program struct {
+	Seed    uint64 `json:"seed"` // of the order in which waiting calls get their turns, and of the number of a generated program
+	Policy  string `json:"policy"`
+	RAM     int64  `json:"ram"`
+	Disk    int64  `json:"disk,omitempty"`
+	Replay  int64  `json:"replay"`
+	Direct  bool   `json:"direct,omitempty"`
+	Grace   int64  `json:"grace_ms,omitempty"`
+	Steps   []Step `json:"steps"`
+	Problem string `json:"problem,omitempty"` // the violation that it was reported for
+}
+
+// Step is one operation. What it does not use is zero; numbers that choose something count from the start again when they are
+// too large, so that every program means something, whatever was taken out of it.
+type Step struct {
+	Do string `json:"do"` // one of Operations
+
+	// What is published or looked up: the first Keep percent of an earlier sequence and More tokens that follow from Seed.
+	Space int    `json:"space,omitempty"`
+	From  int    `json:"from,omitempty"`
+	Keep  int    `json:"keep,omitempty"`
+	More  int    `json:"more,omitempty"`
+	Seed  uint64 `json:"seed,omitempty"`
+
+	Request string `json:"request,omitempty"`
+	Kind    int    `json:"kind,omitempty"`
+	Meta    int    `json:"meta,omitempty"` // bytes
+	Durable bool   `json:"durable,omitempty"`
+
+	N     int   `json:"n,omitempty"` // which checkpoint, publication, lease or page; or how much
+	M     int   `json:"m,omitempty"`
+	Bytes int64 `json:"bytes,omitempty"`
+
+	// Of a crash: the calls of the disk until it happens, in this open and then in those that recover from it; and how many
+	// images are made of that moment.
+	In     []int `json:"in,omitempty"`
+	Images int   `json:"images,omitempty"`
+
+	Fault *Fault `json:"fault,omitempty"`
+	Area  Area   `json:"area,omitempty"`
+}
+
+// Operations are what a Step can do.
+var Operations = []string{
+	"publish", "begin", "commit", "abort", "cancel", "hold", "release", "retire", "delete", "supersede", "drop-ram", "set-ram", "set-disk",
+	"clear", "scrub", "put-loose", "get-loose", "delete-loose", "sleep", "reopen", "crash", "kill", "fault", "flip", "read-only", "verify",
+}
+
+// weights say how often each operation is drawn.
+var weights = map[string]int{
+	"publish": 22, "begin": 4, "commit": 6, "abort": 1, "cancel": 2, "hold": 2, "release": 2, "retire": 3, "delete": 4, "supersede": 3, "drop-ram": 2,
+	"set-ram": 1, "set-disk": 1, "clear": 1, "scrub": 1, "put-loose": 2, "get-loose": 2, "delete-loose": 1, "sleep": 2, "reopen": 2, "crash": 9, "kill": 3,
+	"fault": 1, "flip": 0, "read-only": 1, "verify": 0,
+}
+
+// Generate gives the program of a seed.
+func Generate(seed uint64) *Program {
+	rng := rand.New(rand.NewPCG(seed, 0x686f6c64))
+	p := &Program{Seed: seed, RAM: 32 << 20, Replay: 64 << 10, Direct: rng.IntN(2) == 0}
+	p.Policy = []db.WritePolicy{db.WriteThrough, db.OnEvict, db.OnReuse, db.Never}[[]int{0, 0, 0, 1, 1, 2, 3}[rng.IntN(7)]].String()
+	if rng.IntN(3) == 0 {
+		p.RAM = 1 << 20
+	}
+	if rng.IntN(3) == 0 {
+		p.Disk = 1 << 20
+	}
+	if rng.IntN(2) == 0 {
+		p.Grace = 1000
+	}
+	w := map[string]int{}
+	for op, n := range weights {
+		w[op] = n
+	}
+	if rng.IntN(3) == 0 { // damage and faults have programs of their own, because less can be expected of what comes after them
+		w["fault"] = 6
+	}
+	if rng.IntN(8) == 0 {
+		w["flip"] = 3
+	}
+	total := 0
+	for _, op := range Operations {
+		total += w[op]
+	}
+	for range 8 + rng.IntN(25) {
+		x := rng.IntN(total)
+		for _, op := range Operations {
+			if x -= w[op]; x < 0 {
+				p.Steps = append(p.Steps, generateStep(rng, op, p.Disk > 0))
+				break
+			}
+		}
+	}
+	p.Steps = append(p.Steps, generateStep(rng, "crash", false))
+	return p
+}
+
+func generateStep(rng *rand.Rand, op string, budget bool) Step {
+	s := Step{Do: op}
+	switch op {
+	case "publish", "begin", "cancel", "hold":
+		s.Space = []int{0, 0, 0, 1, 1, 2}[rng.IntN(6)]
+		s.From, s.Seed = rng.IntN(16), rng.Uint64()>>32
+		if rng.IntN(4) > 0 {
+			s.Keep = []int{100, 100, 100, 50, 25, rng.IntN(101)}[rng.IntN(6)]
+		}
+		if s.Keep < 100 || rng.IntN(6) > 0 {
+			s.More = 1 + rng.IntN(60)
+		}
+		if rng.IntN(3) == 0 {
+			s.Request = []string{"r1", "r2"}[rng.IntN(2)]
+		}
+		if rng.IntN(4) == 0 {
+			s.Kind = rng.IntN(5)
+		}
+		if rng.IntN(5) == 0 {
+			s.Meta = 1 + rng.IntN(12000)
+		}
+		s.Durable, s.N = rng.IntN(3) == 0, rng.IntN(12)
+	case "commit", "abort", "release", "retire", "delete", "supersede", "get-loose", "delete-loose":
+		s.N, s.M = rng.IntN(16), rng.IntN(16)
+	case "put-loose":
+		s.N, s.M, s.Bytes = rng.IntN(8), 1+rng.IntN(3), int64(1+rng.IntN(9000))
+	case "set-ram":
+		s.Bytes = []int64{1 << 20, 32 << 20}[rng.IntN(2)]
+	case "set-disk":
+		if !budget {
+			s.Do = "drop-ram"
+			return s
+		}
+		s.Bytes = []int64{512 << 10, 1 << 20, 2 << 20}[rng.IntN(3)]
+	case "clear":
+		s.Space = rng.IntN(4)
+	case "sleep":
+		s.Bytes = int64([]time.Duration{time.Millisecond, 2 * time.Second, 11 * time.Minute}[rng.IntN(3)])
+	case "crash", "kill":
+		s.Seed, s.Images = rng.Uint64()>>32, 1+rng.IntN(4)
+		s.In = []int{rng.IntN([]int{10, 60, 250}[rng.IntN(3)])}
+		for rng.IntN(3) == 0 {
+			s.In = append(s.In, rng.IntN(40))
+		}
+		if s.Do == "kill" {
+			s.Images = 1
+		}
+	case "fault":
+		s.Fault = &Fault{
+			Area: []Area{Log, Log, Data, Data, Data, Index, Top}[rng.IntN(7)], After: rng.IntN(20), Kind: FaultKinds[rng.IntN(len(FaultKinds))],
+			Ever: rng.IntN(3) == 0, Delay: []time.Duration{time.Millisecond, time.Second, 30 * time.Second}[rng.IntN(3)],
+		}
+	case "flip":
+		s.Area = []Area{Data, Data, Data, Data, Log, Index}[rng.IntN(6)]
+		s.N, s.Bytes = rng.IntN(16), rng.Int64N(1<<40)
+	}
+	return s
+}
+
+// ReadProgram reads a program from a file.
+func ReadProgram(path string) (*Program, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return ParseProgram(b)
+}
+
+// ParseProgram reads the JSON of a program and refuses what no run could mean.
+func ParseProgram(b []byte) (*Program, error) {
+	p := new(Program)
+	if err := json.Unmarshal(b, p); err != nil {
+		return nil, fmt.Errorf("fuzz: not a program: %w", err)
+	}
+	if _, err := db.ParseWritePolicy(p.Policy); err != nil {
+		return nil, err
+	}
+	if len(p.Steps) > 10000 {
+		return nil, fmt.Errorf("fuzz: program of %d steps, at most 10000", len(p.Steps))
+	}
+	for i, s := range p.Steps {
+		if _, ok := weights[s.Do]; !ok {
+			return nil, fmt.Errorf("fuzz: step %d: there is no operation %q", i, s.Do)
+		}
+		if s.Keep < 0 || s.Keep > 100 || s.More < 0 || s.More > 4096 || s.Meta < 0 || s.Meta > db.MaxMetaBytes || s.Bytes < 0 || s.N < 0 || s.M < 0 ||
+			s.Space < 0 || s.From < 0 || s.Images < 0 || s.Images > 64 || len(s.In) > 16 || s.Do == "fault" && s.Fault == nil {
+			return nil, fmt.Errorf("fuzz: step %d: a number is out of range", i)
+		}
+	}
+	return p, nil
+}
+
+// JSON gives the program as a file holds it.
+func (p *Program) JSON() []byte {
+	b, err := json.MarshalIndent(p, "", " ")
+	if err != nil {
+		panic(err) // plain data
+	}
+	return append(b, '\n')
+}
