@@ -86,6 +86,8 @@ func TestSocketAnswersAsTheProcessDoes_OBS04_OBS05(t *testing.T) {
 	held, err := d.Restore(t.Context(), s, LookupOptions{Owner: owner})
 	require.NoError(t, err)
 	defer held.Release()
+	_, err = d.curator.work(t.Context()) // so that nothing is recorded between two answers
+	require.NoError(t, err)
 	pending, err := d.Begin(t.Context(), PublishRequest{Sequence: seqOf(t, ns, tokens(3, 600)), Offset: 600, Owner: owner})
 	require.NoError(t, err)
 
