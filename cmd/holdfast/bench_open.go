@@ -33,6 +33,7 @@ const (
 	openPageTokens   = 16
 	openPageBytes    = 64   // pages are counted at open, if at all: their bytes do not matter
 	openLongPages    = 61   // of a long checkpoint: 60 attention pages, and the recurrent state
+	openFillers      = 8    // at a time, that fill a replay window: they overshoot little
 	openPublishers   = 96   // at a time, so that they share syncs
 	openTries        = 5    // openings of a directory; the median counts
 	openTurns        = 16   // checkpoints of a conversation in a directory of turns
@@ -195,7 +196,7 @@ func (t openTask) publish(ctx context.Context, d *db.DB, sequence func(int) (*db
 	errs := make([]error, openPublishers)
 	publishers := openPublishers
 	if t.Log > 0 {
-		publishers /= 4
+		publishers = openFillers
 	}
 	for w := range publishers {
 		group.Go(func() {
@@ -454,7 +455,7 @@ func (b *openBench) long(ctx context.Context) ([]openRow, error) {
 	// A window is full when the log has as many bytes that the index lacks as Options.ReplayBytes allows.
 	full := int64(db.DefaultReplayBytes)
 	if b.quick {
-		full /= openQuick
+		full /= 4
 	}
 	if _, err := openChild(ctx, openTask{Dir: dir, Shape: shape, From: shape.Checkpoints, Log: full}); err != nil {
 		return nil, err
