@@ -256,9 +256,7 @@ func (r *Restoration) locate(v txn.Reader, s *Sequence) (keys []txn.Key, err err
 			continue
 		}
 		first, count := layout.pagesAt(i, r.offset)
-		for k := first; k < first+count; k++ {
-			add(i, k, s.pageKey(i, k, layout.pageEnd(i, k, r.offset)))
-		}
+		s.pageKeys(layout, i, first, count, r.offset, func(position int64, key txn.Key) { add(i, position, key) })
 	}
 	return keys, nil
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"hash"
 	"slices"
 	"sort"
 	"sync/atomic"
@@ -375,6 +376,36 @@ func (s *Sequence) mediaWithin(start, end int64) []mediaSpan {
 // pageKey gives the content key of the page at a position of a group whose last token is end−1, 1…Len. All ranks share it.
 func (s *Sequence) pageKey(group int, position, end int64) txn.Key {
 	return s.namespace.pageKey(s.prefix(end), group, position)
+}
+
+// pageKeys calls fn with the keys of count pages of a group, the first one at position first, in a checkpoint at offset. The
+// pages that end in one hash block share the hashing of it: each takes the tokens after the one before it, and not all since
+// the block's beginning. That halves the time of a restore from RAM.
+func (s *Sequence) pageKeys(layout *Layout, group int, first, count, offset int64, fn func(position int64, key txn.Key)) {
+	var h hash.Hash
+	var prefix txn.Key
+	block, hashed := int64(-1), int64(0) // the tokens of the block that h has taken
+	for k := first; k < first+count; k++ {
+		end := layout.pageEnd(group, k, offset)
+		i := (end - 1) / hashBlockTokens
+		if !hostIsLittleEndian || len(s.mediaWithin(i*hashBlockTokens, end)) > 0 {
+			fn(k, s.pageKey(group, k, end))
+			continue
+		}
+		if i != block {
+			var header [hashHeaderBytes]byte
+			header[0] = tagPrefix
+			before := s.spine(i)
+			copy(header[1:], before[:])
+			h = sha256.New()
+			h.Write(header[:])
+			block, hashed = i, 0
+		}
+		h.Write(viewTokens(s.block(i)[hashed : end-i*hashBlockTokens]))
+		hashed = end - i*hashBlockTokens
+		h.Sum(prefix[:0])
+		fn(k, s.namespace.pageKey(prefix, group, k))
+	}
 }
 
 // pageKey gives the content key of a page that was computed from a prefix. It is for callers that need the keys of many

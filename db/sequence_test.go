@@ -637,3 +637,24 @@ func BenchmarkPageKey(b *testing.B) {
 		s.pageKey(0, 62499, 1_000_000)
 	}
 }
+
+// The keys of many pages are those of each.
+func TestPageKeysTogetherAreThoseOfEach(t *testing.T) {
+	for _, pageTokens := range []int64{1, 16, 100, 512, 700} {
+		ns := testNamespace(t, 1, Group{Name: "attention:kv", Kind: Attention, PageBytes: 64, PageTokens: pageTokens})
+		layout := ns.Layout()
+		s := seqOf(t, ns, tokens(1, 1100))
+		require.NoError(t, s.AppendMedia([32]byte{7}, tokens(2, 300)))
+		require.NoError(t, s.Append(tokens(3, 900)))
+		for _, offset := range []int64{1, 16, 511, 512, 513, 1099, 1100, 1200, 1400, 1777, 2300} {
+			first, count := layout.pagesAt(0, offset)
+			next := first
+			s.pageKeys(&layout, 0, first, count, offset, func(position int64, key txn.Key) {
+				require.Equal(t, next, position)
+				require.Equal(t, s.pageKey(0, position, layout.pageEnd(0, position, offset)), key, "page %d of %d tokens at %d", position, pageTokens, offset)
+				next++
+			})
+			require.Equal(t, first+count, next)
+		}
+	}
+}

@@ -543,7 +543,7 @@ func newBenchOpenCommand() *cobra.Command {
 	}
 	c := &cobra.Command{
 		Use:   "open [WORD]...",
-		Short: "Measure how long a database takes from its opening to the first lookup",
+		Short: "Measure the time from opening to the first lookup",
 		Long: `Bench open makes databases of some sizes and measures, in a process of its own
 each time, how long it takes from the call of Open until the first lookup is
 answered. Words select what is measured; without words it is all but turns1m.

@@ -78,7 +78,7 @@ func openEmbedded(ctx context.Context, s setup) (holder, error) {
 		namespace: ns,
 		options: db.Options{
 			RAMBytes: s.RAMBytes, DiskBytes: s.DiskBytes, WritePolicy: policy,
-			Logger: slog.New(slog.NewTextHandler(log, nil)),
+			Logger: slog.New(slog.NewTextHandler(log, nil)), Introspection: true,
 		},
 		of: -1,
 	}

@@ -25,9 +25,7 @@ type simEntry struct {
 
 	score float64 // the least goes first
 	at    int     // position in the heap, −1 outside
-	ghost bool    // of S3-FIFO: it was remembered when it came
 	main  bool    // of S3-FIFO: it is in the main queue
-	from  *simEntry
 }
 
 type simPage struct{ holders []*simEntry }
@@ -276,7 +274,7 @@ func (s *simulation) endGrace() {
 
 func (s *simulation) publish(from *simEntry, index int) {
 	n := len(s.digests)
-	e := &simEntry{prefixes: append([]uint64(nil), s.digests...), last: s.clock, at: -1, from: from}
+	e := &simEntry{prefixes: append([]uint64(nil), s.digests...), last: s.clock, at: -1}
 	// What it goes past is superseded, but for what it went on from.
 	previous := 0
 	for k := n - 1; k > 0; k-- {

@@ -66,7 +66,7 @@ func overview(c *cobra.Command) looking {
 		line := func(name, format string, args ...any) {
 			s.printf("%s\n", s.clip(s.paint(dim, fmt.Sprintf("%-13s", name))+fmt.Sprintf(format, args...)))
 		}
-		line("database", "%s, format %d, opened %d times", o.ID, o.Format, o.Epoch)
+		line("database", "%s, format %d, opened %s", o.ID, o.Format, plural(int64(o.Epoch), "time"))
 		line("checkpoints", "%s listed (%s superseded, %s undurable), %s retired", count(st.Checkpoints), count(st.Superseded), count(st.Undurable), count(st.Retired))
 		line("pages", "%s, %s over all ranks", count(st.Pages), humanBytes(st.PageBytes))
 		if at.Live {
@@ -81,9 +81,9 @@ func overview(c *cobra.Command) looking {
 			disk = "of " + humanBytes(st.DiskBudget)
 		}
 		if !at.Live {
-			disk = "budget is that of the process that opens it"
+			disk = "budget not known"
 		}
-		line("disk", "%s, %s, in %d segments", humanBytes(st.DiskBytes), disk, st.Segments)
+		line("disk", "%s in %s, %s", humanBytes(st.DiskBytes), plural(st.Segments, "segment"), disk)
 		line("log, index", "%s, %s, LSN %d", humanBytes(st.LogBytes), humanBytes(st.IndexBytes), st.LSN)
 		if !o.HistoryFrom.IsZero() {
 			line("history", "since %s", o.HistoryFrom.Local().Format(time.DateTime))
@@ -352,7 +352,7 @@ func (s *screen) manifest(m *db.ManifestInfo) {
 	line("checkpoint", "%s", m.Generation)
 	line("namespace", "%s", m.Namespace)
 	line("state", "%s, %s, on %s, published by LSN %d %s ago", s.state(&m.CheckpointInfo), m.Kind, m.Tier, m.Published, age(time.Now(), m.After, m.Before))
-	line("size", "%s tokens, %s in %s pages of %d ranks each", count(m.Offset), humanBytes(m.Bytes), count(m.CheckpointInfo.Pages), m.Ranks)
+	line("size", "%s tokens, %s in %s of %s each", count(m.Offset), humanBytes(m.Bytes), plural(m.CheckpointInfo.Pages, "page"), plural(int64(m.Ranks), "rank"))
 	if m.Request != "" {
 		line("request", "%s", brief(m.Request, 256))
 	}
@@ -445,7 +445,7 @@ delete, persist, mark. What the index holds safely is cut from the log.
 }
 
 func (s *screen) log(l *db.LogInfo) {
-	s.printf("%s%s in %d files, next LSN %d\n", s.paint(dim, "log          "), humanBytes(l.Bytes), len(l.Files), l.Next)
+	s.printf("%s%s in %s, next LSN %d\n", s.paint(dim, "log          "), humanBytes(l.Bytes), plural(int64(len(l.Files)), "file"), l.Next)
 	s.printf("%ssynced to LSN %d, in the index to %d, safely to %d\n", s.paint(dim, "progress     "), l.Synced, l.Applied, l.Durable)
 	if l.Cut > 0 {
 		s.printf("%s%d bytes of a torn end were cut off when it was opened\n", s.paint(dim, "repaired     "), l.Cut)
@@ -528,10 +528,11 @@ func (s *screen) segments(m *db.SegmentMap, limit int) {
 	for _, x := range m.Segments {
 		live, dead, free = live+x.Live, dead+x.Dead, free+x.Free
 	}
-	s.printf("%d files: %s alive, %s dead, %s given back\n\n", len(m.Segments)+m.Omitted, s.paint(green, humanBytes(live)), s.paint(yellow, humanBytes(dead)), humanBytes(free))
+	s.printf("%s: %s alive, %s dead, %s given back\n\n", plural(int64(len(m.Segments)+m.Omitted), "file"), s.paint(green, humanBytes(live)), s.paint(yellow, humanBytes(dead)), humanBytes(free))
 	t := s.columns(">segment", "class", ">alive", ">dead", ">free", "map")
 	for _, x := range m.Segments[max(len(m.Segments)-limit, 0):] {
-		var b strings.Builder
+		var b, run strings.Builder
+		last := dim
 		for _, r := range x.Map {
 			c := green
 			switch {
@@ -540,8 +541,14 @@ func (s *screen) segments(m *db.SegmentMap, limit int) {
 			case r < '3':
 				c = yellow
 			}
-			b.WriteString(s.paint(c, segmentCells[r]))
+			if c != last {
+				b.WriteString(s.paint(last, run.String()))
+				run.Reset()
+				last = c
+			}
+			run.WriteString(segmentCells[r])
 		}
+		b.WriteString(s.paint(last, run.String()))
 		t.row(x.Number, x.Class, humanBytes(x.Live), humanBytes(x.Dead), humanBytes(x.Free), b.String())
 	}
 	t.write()
@@ -694,7 +701,7 @@ the time at which each is taken back. A database that is not in use has none.
 				}
 				s := newScreen(c.OutOrStdout())
 				s.heading(at)
-				s.printf("%d owners, %d leases\n", len(l.Owners), len(l.Leases))
+				s.printf("%s, %s\n", plural(int64(len(l.Owners)), "owner"), plural(int64(len(l.Leases)), "lease"))
 				if len(l.Leases) == 0 {
 					return nil
 				}

@@ -173,10 +173,10 @@ func giveUp(c *cobra.Command, dir string, yes, dryRun bool, choose func(ctx cont
 	}
 	s := newScreen(c.OutOrStdout())
 	if !wantsJSON(c) {
-		s.printf("%s: %s checkpoints of %s, %s of pages, of which %s on disk\n", r.Directory, count(int64(r.Planned.Checkpoints)), scope, humanBytes(r.Planned.Bytes), humanBytes(r.Planned.DiskBytes))
+		s.printf("%s: %s of %s, %s of pages, of which %s on disk\n", r.Directory, plural(int64(r.Planned.Checkpoints), "checkpoint"), scope, humanBytes(r.Planned.Bytes), humanBytes(r.Planned.DiskBytes))
 	}
 	if r.Planned.Checkpoints > 0 && !dryRun {
-		if err := confirm(c, yes, fmt.Sprintf("Give up %s checkpoints and %s on disk?", count(int64(r.Planned.Checkpoints)), humanBytes(r.Planned.DiskBytes))); err != nil {
+		if err := confirm(c, yes, fmt.Sprintf("Give up %s and %s on disk?", plural(int64(r.Planned.Checkpoints), "checkpoint"), humanBytes(r.Planned.DiskBytes))); err != nil {
 			return err
 		}
 		err = r.carryOut(ctx, c, dir, ns, gens)
@@ -189,7 +189,7 @@ func giveUp(c *cobra.Command, dir string, yes, dryRun bool, choose func(ctx cont
 	case r.Planned.Checkpoints == 0:
 		s.printf("nothing to do\n")
 	default:
-		s.printf("given up: %s checkpoints, %s on disk\n", count(int64(r.Done.Checkpoints)), humanBytes(r.Done.DiskBytes))
+		s.printf("given up: %s, %s on disk\n", plural(int64(r.Done.Checkpoints), "checkpoint"), humanBytes(r.Done.DiskBytes))
 	}
 	if err != nil {
 		return repairError(ctx, err)

@@ -157,5 +157,13 @@ func age(now, after, before time.Time) string {
 	return ago(now.Sub(after.Add(before.Sub(after) / 2)))
 }
 
+// plural counts things.
+func plural(n int64, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return count(n) + " " + thing + "s"
+}
+
 // span writes a duration with three digits.
 func span(d time.Duration) string { return micros(float64(d.Nanoseconds()) / 1e3) }

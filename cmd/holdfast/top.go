@@ -196,7 +196,7 @@ func (s *screen) top(f, before *frame) {
 		s.printf("%s\n", s.clip(fmt.Sprintf("%s %s %s %s%s", s.paint(dim, fmt.Sprintf("%-5s", name)), s.bar(used, whole, width, c), humanBytes(used), of, more)))
 	}
 	tier("RAM", st.RAMUsed, st.RAMCapacity, cyan, fmt.Sprintf(", %s dirty", humanBytes(st.RAMDirtyBytes)))
-	tier("disk", st.DiskBytes, st.DiskBudget, blue, fmt.Sprintf(", %d segments", st.Segments))
+	tier("disk", st.DiskBytes, st.DiskBudget, blue, ", "+plural(st.Segments, "segment"))
 	s.printf("%s\n\n", s.clip(fmt.Sprintf("%s %s listed, %s superseded, %s undurable, %s retired; log %s, index %s, LSN %d", s.paint(dim, "held "),
 		count(st.Checkpoints), count(st.Superseded), count(st.Undurable), count(st.Retired), humanBytes(st.LogBytes), humanBytes(st.IndexBytes), st.LSN)))
 	s.rates(f, before)
@@ -205,7 +205,7 @@ func (s *screen) top(f, before *frame) {
 		s.latencies(f.Activity.Latencies)
 	}
 	set := &o.Settings
-	s.printf("\n%s\n", s.clip(fmt.Sprintf("%s %d of %d publications, %d of %d restorations, %d copies; %s waits for room, %s in vain", s.paint(dim, "queues"),
+	s.printf("\n%s\n", s.clip(fmt.Sprintf("%s publications %d/%d  restorations %d/%d  copies %d  waits for room %s (%s in vain)", s.paint(dim, "queues"),
 		st.Pending, set.PublicationsMax, st.Leases, set.LeasesMax, st.Transfers, count(st.AdmissionWaits), count(st.AdmissionTimeouts))))
 	s.holders(f)
 	s.events(f)

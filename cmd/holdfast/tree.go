@@ -177,7 +177,7 @@ func (s *screen) trees(trees []treeRoot, limit int) {
 			s.printf("\n")
 		}
 		id := &t.Namespace.Identity
-		s.printf("%s\n", s.clip(fmt.Sprintf("%s  %s, %s, %d ranks", s.paint(bold, "namespace "+t.Namespace.ID.Short()), brief(id.Model, 32), brief(id.Engine, 24), id.Layout.Ranks)))
+		s.printf("%s\n", s.clip(fmt.Sprintf("%s  %s, %s, %s", s.paint(bold, "namespace "+t.Namespace.ID.Short()), brief(id.Model, 32), brief(id.Engine, 24), plural(int64(id.Layout.Ranks), "rank"))))
 		for n, r := range t.Roots {
 			total += s.branch(r, nil, "", n == len(t.Roots)-1, &left)
 		}
@@ -242,7 +242,15 @@ func (s *screen) node(n, parent *treeNode) string {
 	if tier == "both" {
 		tier = "ram disk"
 	}
-	fmt.Fprintf(&b, " %9s  %-8s  %-11s", humanBytes(n.Bytes), tier, n.Kind)
+	fmt.Fprintf(&b, " %9s", humanBytes(n.Bytes))
+	if gone := n.State == "retired" || n.State == "gone"; !gone || s.wide() {
+		fmt.Fprintf(&b, "  %-8s", tier)
+	}
+	if s.wide() {
+		fmt.Fprintf(&b, "  %-11s", n.Kind)
+	} else if n.Kind != db.Prompt.String() {
+		fmt.Fprintf(&b, "  %s", n.Kind)
+	}
 	if n.Reason != "" {
 		fmt.Fprintf(&b, "  %s", s.paint(red, n.Reason))
 	} else if n.State == "retired" {
