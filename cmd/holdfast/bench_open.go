@@ -151,7 +151,7 @@ func (t openTask) run(ctx context.Context) (r openResult, err error) {
 	}
 	o := db.Options{RAMBytes: 256 << 20, Logger: slog.New(slog.DiscardHandler)}
 	if t.Shape.Turns {
-		o.WritePolicy = db.OnEvict // many are made sooner if their pages are written together when it closes
+		o.WritePolicy, o.RAMBytes = db.OnEvict, 1<<30 // many are made sooner if their pages are written together when it closes
 	}
 	if t.Log > 0 {
 		o.ReplayBytes = 2 * t.Log // half of it begins a flush, and then the window would begin to shrink
@@ -180,7 +180,14 @@ func (t openTask) run(ctx context.Context) (r openResult, err error) {
 	if t.Abandon || t.Log > 0 {
 		return r, nil
 	}
-	_, err = d.Close(ctx)
+	stats, err := d.Stats()
+	if err == nil && stats.Checkpoints < int64(t.Shape.Checkpoints/t.Shape.perSequence()*t.Shape.perSequence()) {
+		err = fmt.Errorf("%d checkpoints are listed instead of %d: %w", stats.Checkpoints, t.Shape.Checkpoints, txn.ErrConflict)
+	}
+	closed, e := d.Close(ctx)
+	if err = errors.Join(err, e); err == nil && closed.Retired > 0 {
+		err = fmt.Errorf("%d checkpoints were not written: %w", closed.Retired, txn.ErrIO)
+	}
 	return r, err
 }
 
