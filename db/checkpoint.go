@@ -174,34 +174,6 @@ func (d *DB) decideEssential(ctx context.Context, decide func(v txn.Reader) (txn
 	return d.committer.commitEssential(ctx, &transaction{decide: decide})
 }
 
-// evictFromDisk retires and deletes the n checkpoints that go first. more is false once nothing is left.
-func (d *DB) evictFromDisk(ctx context.Context, n int) (more bool, err error) {
-	ctx, m := d.telemetry.begin(ctx, opEvictDisk)
-	var pages, bytes int64
-	defer func() { m.end(err, pages, bytes) }()
-	if more, err = d.evictOldestLoose(); more || err != nil {
-		return more, err
-	}
-	err = d.committer.commitEssential(ctx, &transaction{
-		decide: func(v txn.Reader) (txn.Record, error) {
-			var victims []Generation
-			if err := txn.Checkpoints(v, func(g Generation) (bool, error) {
-				victims = append(victims, g)
-				return len(victims) < n, nil
-			}); err != nil {
-				return nil, err
-			}
-			rec, err := txn.DecideRetire(v, victims, txn.ReasonDiskPressure, true, false)
-			if rec == nil || err != nil {
-				return nil, err
-			}
-			return rec, nil
-		},
-		applied: func(e *txn.Effects) { more, pages, bytes = true, int64(len(e.Dropped)), allocatedBytes(e.Dropped) },
-	})
-	return more, err
-}
-
 // evictOldestLoose deletes loose pages of the oldest segment, unless a superseded checkpoint goes before them.
 func (d *DB) evictOldestLoose() (more bool, err error) {
 	snapshot := d.index.Snapshot()

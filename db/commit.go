@@ -30,8 +30,10 @@ type transaction struct {
 // index and tells the rest of the database what changed. The log is ahead of the index by one batch at most, and nothing
 // that needed a sync is visible before it.
 //
-// The index is cut loose from the log by flushing it: every ReplayBytes of log a flush is begun, and when it has ended the
-// log is cut below what the flush made durable. That bounds both the log and the replay at open.
+// The index is cut loose from the log by flushing it: a flush is begun when there is half as much to replay as an open after a
+// crash may have to, and when it has ended the log is cut below what the flush made durable. That bounds both the log and the
+// replay at open. What replaying takes is measured in bytes of log and in pages: a page that is moved or written late takes little
+// log and as much of the index as one that is published.
 type committer struct {
 	log     *wal.Log
 	group   *wal.Group[*transaction]
@@ -39,7 +41,7 @@ type committer struct {
 	effects func(*txn.Effects)
 	told    func(*transaction) // every transaction that changed something, after effects; set before the first one
 	logger  *slog.Logger
-	history *history
+	history *chronicle
 
 	// Of the committer goroutine.
 	batch   *index.Batch
@@ -48,6 +50,7 @@ type committer struct {
 
 	replayBytes int64
 	flushedAt   int64           // log.Bytes() when the last flush began
+	changed     int64           // pages and records changed since then
 	flushing    <-chan struct{} // closed when it has ended; nil if none is under way
 
 	// Without a group the committer is that of a read-only handle: see readonly.go.
@@ -55,7 +58,7 @@ type committer struct {
 	next txn.LSN // of the next record that stays in memory; with turn
 }
 
-func newCommitter(l *wal.Log, x *index.Index, h *history, replayBytes int64, logger *slog.Logger, effects func(*txn.Effects)) (*committer, error) {
+func newCommitter(l *wal.Log, x *index.Index, h *chronicle, replayBytes int64, logger *slog.Logger, effects func(*txn.Effects)) (*committer, error) {
 	c := &committer{log: l, index: x, history: h, effects: effects, logger: logger, replayBytes: replayBytes, flushedAt: l.Bytes()}
 	var err error
 	c.group, err = wal.NewGroup(l, wal.Hooks[*transaction]{Prepare: c.prepare, Apply: c.apply, Discard: c.discard}, wal.GroupOptions{})
@@ -115,6 +118,7 @@ func (c *committer) prepare(r *wal.Request[*transaction], lsn txn.LSN) (rec wal.
 		return wal.Record{}, c.broken
 	}
 	t.effects, t.lsn, t.record = effects, lsn, record
+	c.changed += replayCost(record, effects)
 	return wal.Record{Kind: byte(record.Kind()), Payload: encoded, Essential: r.Essential}, nil
 }
 
@@ -171,14 +175,32 @@ func (c *committer) maintain() {
 			err = c.cut()
 		default:
 		}
-	} else if c.log.Bytes()-c.flushedAt >= c.replayBytes/2 {
-		c.flushedAt = c.log.Bytes()
+	} else if c.log.Bytes()-c.flushedAt >= c.replayBytes/2 || c.changed >= c.replayBytes/replayBytesPerPage/2 {
+		c.flushedAt, c.changed = c.log.Bytes(), 0
 		c.flushing, err = c.index.AsyncFlush()
 	}
 	if err != nil {
 		c.logger.Warn("log not cut", "error", err)
 	}
 }
+
+// replayBytesPerPage is how many bytes of Options.ReplayBytes a page of a record stands for, whatever it takes in the log.
+const replayBytesPerPage = 512
+
+// replayCost is what a record takes to be replayed, in pages.
+func replayCost(r txn.Record, e *txn.Effects) int64 {
+	n := 1 + len(e.Dropped)
+	switch r := r.(type) {
+	case *txn.Publish:
+		n += len(r.Pages)
+	case *txn.Persist:
+		n += len(r.Pages)
+	}
+	return int64(n)
+}
+
+// flushSoon has the next transaction begin a flush: what was replayed at open is not replayed by the next open as well.
+func (c *committer) flushSoon() { c.changed = c.replayBytes }
 
 func (c *committer) cut() error {
 	durable, err := c.index.DurableApplied()

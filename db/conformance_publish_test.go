@@ -296,7 +296,7 @@ func TestRestartDiscardsWhatWasPending_PUB09(t *testing.T) {
 		if crashed {
 			crash(t, d)
 		} else {
-			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond) // of which a third is given to what is pending
+			ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond) // of which a third is given to what is pending
 			defer cancel()
 			report, err := d.Close(ctx)
 			require.NoError(t, err)

@@ -94,7 +94,7 @@ func settle(t testing.TB, d *DB) {
 
 // eventually waits for what background work brings about. What does not come about is seen by the check that follows.
 func eventually(done func() bool) {
-	for deadline := time.Now().Add(10 * time.Second); !done() && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(patience); !done() && time.Now().Before(deadline); {
 		runtime.Gosched()
 	}
 }

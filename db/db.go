@@ -43,7 +43,7 @@ type DB struct {
 	admission admission
 	curator   *curator
 	loose     *looseIndex
-	history   *history
+	history   *chronicle
 	serving   *introspection // nil without Options.Introspection
 	begun     time.Time
 	loops     sync.WaitGroup // background loops; they end when the gate shuts
@@ -80,7 +80,7 @@ type RecoveryReport struct {
 	Complete   bool          // everything that the last process left is settled
 	Unverified int64         // checkpoints known to be incomplete and not retired yet; they are not listed
 	Background time.Duration // from when it served until everything was settled
-	Err        error         // of the last try to go on in the background
+	Failure    string        // of the last try to go on in the background
 }
 
 // CloseReport says what Close did.
@@ -144,7 +144,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 	}
 	undo = append(undo, d.index.Close)
 	d.loose = &looseIndex{index: d.index}
-	d.history = &history{index: d.index, age: o.HistoryAge, now: time.Now, count: -1}
+	d.history = &chronicle{index: d.index, age: o.HistoryAge, now: time.Now, count: -1}
 	var replayed RecoveryReport
 	if replayed, err = d.openLog(ctx, begun); err != nil {
 		return nil, err
@@ -293,6 +293,9 @@ func (d *DB) reconcile(undo *[]func() error, replayed RecoveryReport) error {
 		return fmt.Errorf("db: %w", err)
 	}
 	d.committer.told = d.events.tell
+	if replayed.LogRecords > 0 {
+		d.committer.flushSoon()
+	}
 	d.curator = newCurator(d, d.options.SupersedeGrace, d.unproven.since)
 	go d.disk.run()
 	*undo = append(*undo, func() error {

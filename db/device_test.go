@@ -122,7 +122,7 @@ func (h *heldDevice) letGo() {
 // inFlight waits until a copy is on the device.
 func (h *heldDevice) inFlight(t *testing.T) {
 	t.Helper()
-	require.Eventually(t, func() bool { return h.engine.Stats()[0].InFlightBytes > 0 }, 30*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return h.engine.Stats()[0].InFlightBytes > 0 }, patience, time.Millisecond)
 }
 
 // produce computes the pages of a rank in device memory, and says where they are.
@@ -223,7 +223,7 @@ func TestLostDeviceKeepsItsPages_GPU01(t *testing.T) {
 	ended := make(chan error, 2)
 	go func() { ended <- p.FillFromDevice(context.Background(), 0, from) }()
 	go func() { ended <- r.CopyToDevice(context.Background(), 0, from) }()
-	require.Eventually(t, func() bool { return h.engine.Stats()[0].Chunks == 2 }, 30*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return h.engine.Stats()[0].Chunks == 2 }, patience, time.Millisecond)
 	h.letGo()
 	for range 2 {
 		err := <-ended

@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-db/holdfast/txn"
 )
 
-// history remembers, in the index and beside the catalogue, what the catalogue forgets: which checkpoints were retired, by which
+// chronicle remembers, in the index and beside the catalogue, what the catalogue forgets: which checkpoints were retired, by which
 // record and for which reason, and when which record was. It is for people who ask why something is not there.
 //
 //   - A retirement is noted in the batch that carries its record, so the two are durable together, and a crash loses neither
@@ -34,7 +34,7 @@ import (
 // Rejected: keeping old log files, whose records name generations and not what they were, and are mostly placements; entries of the
 // catalogue, which would have to be forgotten by records of their own; a file of its own, which would have to agree with the
 // log after a crash.
-type history struct {
+type chronicle struct {
 	index *index.Index
 	age   time.Duration // 0: nothing is noted
 	now   func() time.Time
@@ -237,7 +237,7 @@ type noter interface {
 }
 
 // note adds to a batch what its record did.
-func (h *history) note(b noter, lsn txn.LSN, e *txn.Effects) error {
+func (h *chronicle) note(b noter, lsn txn.LSN, e *txn.Effects) error {
 	if h == nil || h.age <= 0 {
 		return nil
 	}
@@ -263,7 +263,7 @@ func (h *history) note(b noter, lsn txn.LSN, e *txn.Effects) error {
 	return h.mark(b, lsn, now, false)
 }
 
-func (h *history) mark(b noter, lsn txn.LSN, now time.Time, late bool) error {
+func (h *chronicle) mark(b noter, lsn txn.LSN, now time.Time, late bool) error {
 	a, err := txn.ReadAccounts(b)
 	if err != nil {
 		return err
@@ -276,7 +276,7 @@ func (h *history) mark(b noter, lsn txn.LSN, now time.Time, late bool) error {
 }
 
 // replayed ends a replay: whatever it brought was before now.
-func (h *history) replayed(records int64, last txn.LSN) error {
+func (h *chronicle) replayed(records int64, last txn.LSN) error {
 	if h == nil || h.age <= 0 || records == 0 {
 		return nil
 	}
@@ -291,7 +291,7 @@ func (h *history) replayed(records int64, last txn.LSN) error {
 // historicalCatalogue is a catalogue whose replay is noted. What is replayed is not marked with the time of the replay.
 type historicalCatalogue struct {
 	catalogue
-	history *history
+	history *chronicle
 }
 
 // Applied implements recovery.Historian.
@@ -366,7 +366,7 @@ func retirements(v txn.Reader, c clock, fn func(r *Retirement) (more bool)) erro
 }
 
 // run forgets what is old, now and then, until the database closes.
-func (h *history) run(stopping <-chan struct{}, failed func(error)) {
+func (h *chronicle) run(stopping <-chan struct{}, failed func(error)) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -383,7 +383,7 @@ func (h *history) run(stopping <-chan struct{}, failed func(error)) {
 }
 
 // forget deletes retirements that are too old or too many, and thins the marks out.
-func (h *history) forget(historyMax, marksMax int64) error {
+func (h *chronicle) forget(historyMax, marksMax int64) error {
 	snapshot := h.index.Snapshot()
 	defer snapshot.Close()
 	c, err := readClock(snapshot)
@@ -402,7 +402,7 @@ func (h *history) forget(historyMax, marksMax int64) error {
 	return b.Commit()
 }
 
-func (h *history) forgetRetirements(v txn.Seeker, b *index.Batch, c clock, now time.Time, most int64) error {
+func (h *chronicle) forgetRetirements(v txn.Seeker, b *index.Batch, c clock, now time.Time, most int64) error {
 	// The first record that may be young enough: the one behind the last mark that is too old.
 	old, _ := slices.BinarySearchFunc(c, now.Add(-h.age), func(s Sample, t time.Time) int { return s.At.Compare(t) })
 	below := txn.LSN(0)
@@ -439,7 +439,7 @@ func (h *history) forgetRetirements(v txn.Seeker, b *index.Batch, c clock, now t
 }
 
 // thin deletes marks that are closer to the one before them than their age calls for. The oldest and the youngest stay.
-func (h *history) thin(b *index.Batch, c clock, now time.Time, most int64) error {
+func (h *chronicle) thin(b *index.Batch, c clock, now time.Time, most int64) error {
 	first := max(int64(len(c))-most, 0)
 	if first > 0 {
 		if err := b.DeleteRange(historyKey('t', 0), historyKey('t', c[first].LSN)); err != nil {

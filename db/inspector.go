@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -72,7 +73,7 @@ func (i inspector) Overview(ctx context.Context) (*Overview, error) {
 }
 
 // from gives the time before which retirements are forgotten. The first mark is as old as the directory, or as what was kept of it.
-func (h *history) from(c clock) (t time.Time) {
+func (h *chronicle) from(c clock) (t time.Time) {
 	if h.age > 0 {
 		t = h.now().Add(-h.age).UTC()
 	}
@@ -468,7 +469,7 @@ func (i inspector) Log(ctx context.Context, q LogQuery) (*LogInfo, error) {
 			}
 			return nil
 		})
-		if err == errEnough {
+		if errors.Is(err, errEnough) {
 			err = nil
 		}
 		return err

@@ -205,22 +205,19 @@ type socketError struct {
 	Error string `json:"error"`
 }
 
-var distantClasses = []error{
-	ErrInvalid, ErrTooLarge, ErrNotFound, ErrConflict, ErrBusy, ErrNoSpace, ErrReadOnly, ErrPermission, ErrLocked, ErrFenced, ErrCorrupt, ErrIO, ErrUnsupported, ErrClosed,
-}
-
 func classText(err error) string {
-	for _, c := range distantClasses {
-		if errors.Is(err, c) {
-			return c.Error()
-		}
+	if errors.Is(err, ErrNotFound) {
+		return ErrNotFound.Error()
+	}
+	if i := classOf(err); i > 0 {
+		return errorClasses[i-1].Error()
 	}
 	return ErrIO.Error()
 }
 
 // err makes the error that it was of it.
 func (e socketError) err() error {
-	for _, c := range distantClasses {
+	for _, c := range append(errorClasses[:], ErrNotFound) {
 		if c.Error() == e.Class {
 			return &distantError{text: e.Error, class: c}
 		}

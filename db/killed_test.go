@@ -1,8 +1,11 @@
 package db
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -51,16 +54,23 @@ func TestMendingIsKilledAnywhere_B21(t *testing.T) {
 			c.damage(t, m)
 			fresh := filepath.Join(tempDir(t), "fresh")
 			require.NoError(t, copyTree(m.dir, fresh))
+			// How long it takes when nobody interferes, from the moment at which the child begins.
+			child, begun := begunMender(t, what, m.dir)
+			require.NoError(t, child.Wait())
+			span := time.Since(begun)
+			restart := func() {
+				require.NoError(t, os.RemoveAll(m.dir))
+				require.NoError(t, copyTree(fresh, m.dir))
+			}
+			restart()
 			for range kills {
-				child := mender(t, what, m.dir)
-				require.NoError(t, child.Start())
-				timer := time.AfterFunc(time.Duration(r.Int64N(int64(200*time.Millisecond))), func() { _ = child.Process.Kill() })
+				child, _ := begunMender(t, what, m.dir)
+				timer := time.AfterFunc(time.Duration(r.Int64N(int64(span))), func() { _ = child.Process.Kill() })
 				err := child.Wait()
 				timer.Stop()
 				m.requireRightOrRefused(t, c.kept)
-				if err == nil { // it got through: from the start
-					require.NoError(t, os.RemoveAll(m.dir))
-					require.NoError(t, copyTree(fresh, m.dir))
+				if err == nil { // it got through
+					restart()
 				}
 			}
 			out, err := mender(t, what, m.dir).CombinedOutput()
@@ -96,9 +106,23 @@ func mender(t *testing.T, what, dir string) *exec.Cmd {
 	return c
 }
 
+// begunMender starts a mender and waits until it begins.
+func begunMender(t *testing.T, what, dir string) (*exec.Cmd, time.Time) {
+	child := mender(t, what, dir)
+	said, err := child.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, child.Start())
+	line, err := bufio.NewReader(said).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "begun\n", line)
+	go io.Copy(io.Discard, said) // ends with the child
+	return child, time.Now()
+}
+
 // mend does what a child process is for.
 func mend(t *testing.T, what, dir string) {
 	ctx := context.Background()
+	fmt.Println("begun")
 	switch what {
 	case "open":
 		d := openDB(t, dir, Options{})

@@ -250,7 +250,11 @@ func (d *DB) PutLoose(ctx context.Context, ns *Namespace, pages ...LoosePage) er
 			return err
 		}
 		copy(slots[0].Bytes(), pages[i].Bytes)
-		if p := d.enterLoose(keys[i], slots); p != nil {
+		p, err := d.enterLoose(ctx, keys[i], slots)
+		if err != nil {
+			return err
+		}
+		if p != nil {
 			put = append(put, p)
 		}
 	}
@@ -260,21 +264,38 @@ func (d *DB) PutLoose(ctx context.Context, ns *Namespace, pages ...LoosePage) er
 	return nil
 }
 
-// enterLoose puts a page into the table, pinned; nil if somebody else was first.
-func (d *DB) enterLoose(key txn.Key, slots []arena.Slot) *page {
+// enterLoose puts a page into the table, pinned; nil if it is there already. It waits for those who are finding out about one that is
+// unproven.
+func (d *DB) enterLoose(ctx context.Context, key txn.Key, slots []arena.Slot) (*page, error) {
 	t := d.residency
-	t.mu.Lock()
-	if t.pages.get(key) != nil {
+	for {
+		t.mu.Lock()
+		p := t.pages.get(key)
+		if p == nil {
+			p = &page{key: key, bytes: slots[0].Len(), class: segment.Loose, slots: slots, known: true}
+			t.pages.put(p)
+			delete(t.quarantine, key)
+			t.pin(p)
+			t.mu.Unlock()
+			return p, nil
+		}
+		if !p.unproven {
+			t.mu.Unlock()
+			d.giveBack(slots)
+			return nil, nil
+		}
+		changed := p.wait()
 		t.mu.Unlock()
-		d.giveBack(slots)
-		return nil
+		select {
+		case <-changed:
+		case <-d.gate.stopping:
+			d.giveBack(slots)
+			return nil, errClosed
+		case <-ctx.Done():
+			d.giveBack(slots)
+			return nil, fmt.Errorf("db: waiting for a loose page: %w: %w", ErrBusy, context.Cause(ctx))
+		}
 	}
-	defer t.mu.Unlock()
-	p := &page{key: key, bytes: slots[0].Len(), class: segment.Loose, slots: slots, known: true}
-	t.pages.put(p)
-	delete(t.quarantine, key)
-	t.pin(p)
-	return p
 }
 
 // ExistsLoose tells which of the loose pages are there, in RAM or on disk.
@@ -295,7 +316,7 @@ func (d *DB) looseThere(keys []txn.Key) ([]bool, error) {
 	d.residency.mu.Lock()
 	for i, key := range keys {
 		p := d.residency.pages.get(key)
-		there[i] = p != nil && p.known && !p.lost
+		there[i] = p != nil && p.known && !p.lost && !p.unproven
 	}
 	d.residency.mu.Unlock()
 	snapshot := d.index.Snapshot()
@@ -341,13 +362,10 @@ func (d *DB) GetLoose(ctx context.Context, owner *Owner, ns *Namespace, keys ...
 
 func (d *DB) getLoose(ctx context.Context, l *LooseLease, keys []txn.Key) error {
 	for try := 0; ; try++ {
-		if err := d.pinLoose(l, keys); err != nil {
-			return err
+		err := d.pinLoose(l, keys)
+		if err == nil && len(l.pages) > 0 {
+			err = d.load(ctx, l.pages, 1)
 		}
-		if len(l.pages) == 0 {
-			return nil
-		}
-		err := d.load(ctx, l.pages, 1)
 		if err == nil {
 			return nil
 		}
@@ -358,23 +376,36 @@ func (d *DB) getLoose(ctx context.Context, l *LooseLease, keys []txn.Key) error 
 	}
 }
 
-// pinLoose pins what is there.
+// pinLoose pins what is there: errChanged, with nothing pinned, if it was deleted or moved meanwhile.
 func (d *DB) pinLoose(l *LooseLease, keys []txn.Key) error {
-	snapshot := d.index.Snapshot()
-	defer snapshot.Close()
+	before := d.index.Snapshot()
+	err := d.enterKnownLoose(before, l, keys)
+	before.Close()
+	if err == nil {
+		now := d.index.Snapshot()
+		err = d.proveLoose(now, l.pages)
+		now.Close()
+	}
+	if err != nil {
+		d.settleUnproven(l.pages)
+		d.residency.unpinAll(l.pages)
+	}
+	return err
+}
+
+// enterKnownLoose pins what a reading of the index has, which may be old.
+func (d *DB) enterKnownLoose(v txn.Reader, l *LooseLease, keys []txn.Key) error {
 	t := d.residency
 	for i, key := range keys {
 		l.at[i] = -1
-		bytes, at, onDisk, err := d.loose.find(snapshot, key)
+		bytes, at, onDisk, err := d.loose.find(v, key)
 		if err != nil {
-			t.unpinAll(l.pages)
 			return err
 		}
 		t.mu.Lock()
 		p := t.pages.get(key)
 		if p == nil && onDisk && t.quarantine[key] == nil {
-			// Should it have been deleted meanwhile, its bytes fail their check and it is a miss.
-			p = &page{key: key, bytes: bytes, class: segment.Loose, place: []txn.Placement{at}, known: true}
+			p = &page{key: key, bytes: bytes, class: segment.Loose, place: []txn.Placement{at}, known: true, unproven: true}
 			t.pages.put(p)
 		}
 		if p != nil && p.known && !p.lost {
@@ -386,6 +417,49 @@ func (d *DB) pinLoose(l *LooseLease, keys []txn.Key) error {
 		t.mu.Unlock()
 	}
 	return nil
+}
+
+// proveLoose compares those of the pages that are not in RAM with a reading of the index that is younger than their pins. A delete that
+// comes later finds the page in the table.
+func (d *DB) proveLoose(v txn.Reader, pages []*page) error {
+	t := d.residency
+	for _, p := range pages {
+		t.mu.Lock()
+		ask := p.unproven || p.slots == nil
+		t.mu.Unlock()
+		if !ask {
+			continue
+		}
+		_, at, ok, err := d.loose.find(v, p.key)
+		if err != nil {
+			return err
+		}
+		t.mu.Lock()
+		same := ok && len(p.place) == 1 && p.place[0] == at
+		if same {
+			p.unproven = false
+			p.signal()
+		} else if (p.unproven || p.slots == nil) && p.known {
+			t.detach(p)
+		}
+		t.mu.Unlock()
+		if !same {
+			return errChanged
+		}
+	}
+	return nil
+}
+
+// settleUnproven takes the pages out of the table that stay unproven, so that nobody waits for them.
+func (d *DB) settleUnproven(pages []*page) {
+	t := d.residency
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range pages {
+		if p.unproven && p.known && !p.lost {
+			t.detach(p)
+		}
+	}
 }
 
 // DeleteLoose deletes loose pages and tells how many were there. Those under a lease stay readable until it ends.
@@ -402,7 +476,8 @@ func (d *DB) DeleteLoose(ctx context.Context, ns *Namespace, keys ...[]byte) (in
 }
 
 // dropLoose takes loose pages out of the table, then out of the index: who enters them into the index looks at the table
-// first, with the index locked, so none comes back.
+// first, with the index locked, so none comes back. Who enters them into the table looks at the index afterwards; what got there
+// in between is taken out again.
 func (d *DB) dropLoose(keys []txn.Key) (n int, err error) {
 	t := d.residency
 	var dropped []*page
@@ -425,6 +500,17 @@ func (d *DB) dropLoose(keys []txn.Key) (n int, err error) {
 	}
 	t.mu.Unlock()
 	freed, err := d.loose.remove(keys)
+	t.mu.Lock()
+	for _, key := range keys {
+		if p := t.pages.get(key); p != nil && p.known && len(p.place) == 1 && slices.Contains(freed, p.place[0]) {
+			p.known = false
+			p.unlink()
+			t.forget(p)
+			dropped = append(dropped, p)
+			copies[p.place[0]] = true
+		}
+	}
+	t.mu.Unlock()
 	var out leftovers
 	for _, at := range freed {
 		n++

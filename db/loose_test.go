@@ -1,6 +1,7 @@
 package db
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"sync"
@@ -109,4 +110,101 @@ func TestLoosePagesUnderPressure(t *testing.T) {
 	require.LessOrEqual(t, stats(t, d).DiskBytes, int64(3<<20))
 	require.NotZero(t, stats(t, d).PagesEvicted)
 	require.Zero(t, stats(t, d).Leases)
+}
+
+// A page that is deleted while somebody looks for it does not come back: neither as a page that is there nor as space that is given
+// back twice, whether the delete came before
+// the look or after it; and it can be put again at once.
+func TestDeletedLoosePageDoesNotComeBack(t *testing.T) {
+	ns := testNamespace(t, 1)
+	for _, when := range []string{"before the look", "between look and proof"} {
+		t.Run(when, func(t *testing.T) {
+			d := openDB(t, tempDir(t), Options{})
+			require.NoError(t, d.PutLoose(context.Background(), ns, LoosePage{Key: looseName(1), Bytes: looseBytes(1, 9000)}))
+			outOfRAM(t, d)
+			keys, err := looseKeys(ns, 1, func(int) []byte { return looseName(1) })
+			require.NoError(t, err)
+			remove := func() {
+				n, err := d.DeleteLoose(context.Background(), ns, looseName(1))
+				require.NoError(t, err)
+				require.Equal(t, 1, n)
+			}
+			old := d.index.Snapshot()
+			defer old.Close()
+			if when == "before the look" {
+				remove()
+			}
+			l := &LooseLease{hold: hold{db: d}, at: make([]int, 1)}
+			require.NoError(t, d.enterKnownLoose(old, l, keys))
+			require.Len(t, l.pages, 1)
+			there, err := d.ExistsLoose(ns, looseName(1))
+			require.NoError(t, err)
+			require.Equal(t, []bool{when != "before the look"}, there)
+			put := make(chan error, 1)
+			if when == "before the look" { // who puts it anew waits for the proof
+				go func() {
+					put <- d.PutLoose(context.Background(), ns, LoosePage{Key: looseName(1), Bytes: looseBytes(1, 9000)})
+				}()
+			} else {
+				remove()
+			}
+			now := d.index.Snapshot()
+			require.ErrorIs(t, d.proveLoose(now, l.pages), errChanged)
+			require.NoError(t, now.Close())
+			d.settleUnproven(l.pages)
+			d.residency.unpinAll(l.pages)
+			if when == "before the look" {
+				require.NoError(t, <-put)
+				require.True(t, getLoose(t, d, ns, 1, 9000))
+				remove()
+			}
+			require.False(t, getLoose(t, d, ns, 1, 9000))
+			settle(t, d)
+			requireEmpty(t, d)
+			recount(t, d)
+		})
+	}
+}
+
+// Many who put, get and delete the same pages, out of RAM and in it: each get is the page or a miss, and the space comes out even.
+func TestLoosePagesUnderManyHands(t *testing.T) {
+	d := openDB(t, tempDir(t), Options{RAMBytes: 128 << 10})
+	ns := testNamespace(t, 1)
+	var group sync.WaitGroup
+	for w := range 6 {
+		group.Go(func() {
+			for i := range 150 {
+				k := (i*7 + w) % 8
+				switch (i + w) % 4 {
+				case 0, 1:
+					if err := d.PutLoose(context.Background(), ns, LoosePage{Key: looseName(k), Bytes: looseBytes(k, 9000)}); err != nil {
+						t.Error(err)
+					}
+				case 2:
+					l, err := d.GetLoose(context.Background(), nil, ns, looseName(k))
+					if err != nil {
+						t.Error(err)
+						continue
+					}
+					if l.Found() > 0 && !bytes.Equal(looseBytes(k, 9000), l.Bytes(0)) {
+						t.Errorf("page %d holds other bytes", k)
+					}
+					l.Release()
+					d.residency.evictClean(1 << 20)
+				default:
+					if _, err := d.DeleteLoose(context.Background(), ns, looseName(k)); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	group.Wait()
+	settle(t, d)
+	recount(t, d)
+	for k := range 8 {
+		_, err := d.DeleteLoose(context.Background(), ns, looseName(k))
+		require.NoError(t, err)
+	}
+	requireEmpty(t, d)
 }

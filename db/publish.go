@@ -491,7 +491,12 @@ func (p *Publication) missing(v txn.Reader) (needs []need, bases []txn.Key, err 
 // claimPages looks up what is missing, reserves RAM for it and claims it. What others did in between is noticed by looking
 // again after the bases are registered; then it begins anew.
 func (p *Publication) claimPages(ctx context.Context) error {
-	for range claimTries {
+	for try := range claimTries {
+		if try > 0 {
+			if err := p.db.makeWay(ctx, try); err != nil {
+				return fmt.Errorf("db: publication at %d: the pages it builds on kept changing: %w: %w", p.manifest.Offset, ErrBusy, err)
+			}
+		}
 		unproven := p.db.unproven.active.Load()
 		snapshot := p.db.index.Snapshot()
 		state, err := txn.ReadState(snapshot, p.gen)
@@ -589,7 +594,7 @@ func (p *Publication) claim(needs []need, slots []arena.Slot) (unproven <-chan s
 			if len(slots) < p.manifest.Ranks || slots[0].Len() != n.bytes {
 				return nil
 			}
-			q = &page{key: n.key, parent: n.parent, bytes: n.bytes, class: n.class, use: &pageUse{filler: p, done: make([]bool, p.manifest.Ranks)}}
+			q = &page{key: n.key, parent: n.parent, bytes: n.bytes, class: n.class, young: true, use: &pageUse{filler: p, done: make([]bool, p.manifest.Ranks)}}
 			q.slots, slots = slices.Clone(slots[:p.manifest.Ranks]), slots[p.manifest.Ranks:]
 			r.pages.put(q)
 		} else if q.unproven {

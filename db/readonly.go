@@ -102,7 +102,7 @@ func (d *DB) enterToWrite(ctx context.Context) error {
 }
 
 // newPrivateCommitter makes the committer of a read-only handle.
-func newPrivateCommitter(l *wal.Log, x *index.Index, h *history, logger *slog.Logger, effects func(*txn.Effects)) *committer {
+func newPrivateCommitter(l *wal.Log, x *index.Index, h *chronicle, logger *slog.Logger, effects func(*txn.Effects)) *committer {
 	return &committer{log: l, index: x, history: h, effects: effects, logger: logger, next: l.Next()}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"time"
 
@@ -58,7 +59,10 @@ func (r *Restoration) Pages(rank int) []Page {
 }
 
 // Bounds of what a restore retries.
-const restoreTries = 256
+const (
+	restoreTries = 256
+	stepAside    = time.Millisecond // from the fifth try on, after some that only let others run
+)
 
 // errChanged says that the catalogue moved on under a restore.
 var errChanged = fmt.Errorf("db: the catalogue changed: %w", ErrBusy)
@@ -133,6 +137,9 @@ func (d *DB) restore(ctx context.Context, s *Sequence, again bool, limit int64) 
 				return nil, err
 			}
 			if !errors.As(err, &waits) {
+				if cause := d.makeWay(ctx, changes); cause != nil {
+					return nil, fmt.Errorf("%w: %w", err, cause)
+				}
 				continue
 			}
 			select {
@@ -149,6 +156,23 @@ func (d *DB) restore(ctx context.Context, s *Sequence, again bool, limit int64) 
 			return nil, err
 		}
 	}
+}
+
+// makeWay lets what is between two states go on, so that a call which has looked n times does not look all its tries away while
+// the other one waits for a processor. It gives the cause if the context ends meanwhile.
+func (d *DB) makeWay(ctx context.Context, n int) error {
+	if n <= 4 {
+		runtime.Gosched()
+		return context.Cause(ctx)
+	}
+	timer := time.NewTimer(stepAside)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-d.gate.stopping:
+	case <-ctx.Done():
+	}
+	return context.Cause(ctx)
 }
 
 // lostPages says that pages of a candidate could not be read back, and that all that needs them is retired.

@@ -291,6 +291,7 @@ var instruments = []instrument{
 			put(s.Retired, attribute.String(keyState, "retired"))
 		}},
 	{"holdfast.checkpoint.undurable", upDownCounter, "{checkpoint}", "Listed checkpoints without a complete disk copy.", one(func(s *Stats) int64 { return s.Undurable })},
+	{"holdfast.checkpoint.unverified", upDownCounter, "{checkpoint}", "Checkpoints that the last process left incomplete, not listed and not retired yet.", one(func(s *Stats) int64 { return s.Unverified })},
 	{"holdfast.namespace.count", upDownCounter, "{namespace}", "Namespaces that something was ever published in.", one(func(s *Stats) int64 { return s.Namespaces })},
 	{"holdfast.page.count", upDownCounter, "{page}", "Distinct pages of all checkpoints, ranks not counted.",
 		func(s *Stats, put func(int64, ...attribute.KeyValue)) {

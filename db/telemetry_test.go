@@ -159,6 +159,7 @@ func TestCountersAreExact_B39(t *testing.T) {
 		"holdfast.checkpoint.retired{holdfast.reason=write failed} 0",
 		"holdfast.checkpoint.revived 0",
 		"holdfast.checkpoint.undurable 0",
+		"holdfast.checkpoint.unverified 0",
 		"holdfast.file.count 2", // one for full pages and one for the last ones, which belong to one checkpoint each
 		"holdfast.find.dropped 0",
 		"holdfast.lease.count 0",

@@ -22,10 +22,24 @@ func newOwner(t testing.TB, d *DB, ttl time.Duration) *Owner {
 	return o
 }
 
+// expires makes a lease that was given for long end soon, so that what comes before its end has all the time it needs.
+func expires(l *lease, soon time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.timer.Reset(soon)
+}
+
+// falls makes an owner that was given long to live miss its heartbeat soon.
+func falls(o *Owner, soon time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.timer.Reset(soon)
+}
+
 // becomes waits until a gauge has a value, without any other call to the database than Stats.
 func becomes(t testing.TB, d *DB, want int64, gauge func(Stats) int64, msg string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return gauge(stats(t, d)) == want }, 20*time.Second, time.Millisecond, msg)
+	require.Eventually(t, func() bool { return gauge(stats(t, d)) == want }, patience, time.Millisecond, msg)
 }
 
 func pendingOf(s Stats) int64 { return s.Pending }
@@ -40,21 +54,22 @@ func TestDeadPublisher_LSE01(t *testing.T) {
 			seq, books := seqOf(t, testNamespace(t, 2, sevenPages(4096)...), tokens(1, 48)), shelf{}
 			r := PublishRequest{Sequence: seq, Offset: 48}
 			if how == "owner" {
-				r.Owner = newOwner(t, d, shortly)
-			} else {
-				r.Lease = shortly
+				r.Owner = newOwner(t, d, time.Hour)
 			}
-			begun := time.Now()
 			p, err := d.Begin(context.Background(), r)
 			require.NoError(t, err)
 			var of []*Slot
 			if how != "never filled" {
 				of = slots(t, p, 0)
 				fill(t, p, 0)
-				if s := stats(t, d); time.Since(begun) < shortly {
-					require.EqualValues(t, 1, s.Pending, "alive")
-					require.NotZero(t, s.RAMUsed)
-				}
+				require.EqualValues(t, 1, stats(t, d).Pending, "alive")
+				require.NotZero(t, stats(t, d).RAMUsed)
+			}
+			begun := time.Now()
+			if how == "owner" {
+				falls(r.Owner, shortly)
+			} else {
+				expires(&p.lease, shortly)
 			}
 			becomes(t, d, 0, pendingOf, "pending")
 			require.GreaterOrEqual(t, time.Since(begun), shortly)
@@ -101,7 +116,6 @@ func TestDeadReader_LSE02(t *testing.T) {
 			o.Owner = newOwner(t, d, time.Hour)
 			die = o.Owner.Close
 		case "lease":
-			o.Lease = 300 * time.Millisecond
 		case "context":
 			die = cancel
 		}
@@ -109,10 +123,11 @@ func TestDeadReader_LSE02(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, d.Delete(context.Background(), gen))
 		idle(d)
-		if how != "lease" { // which could be over on a slow machine
-			require.NotZero(t, stats(t, d).RAMUsed)
-			require.NotZero(t, stats(t, d).DiskBytes)
-			verify(t, r, 2)
+		require.NotZero(t, stats(t, d).RAMUsed)
+		require.NotZero(t, stats(t, d).DiskBytes)
+		verify(t, r, 2)
+		if how == "lease" {
+			expires(&r.lease, shortly)
 		}
 		die()
 		becomes(t, d, 0, leasesOf, how)
@@ -228,16 +243,14 @@ func TestClearLeavesWhatIsHeld_LSE05(t *testing.T) {
 // checkpoint stays listed. The read that was under way is of use to the next caller.
 func TestAnswerAfterTheDeadline_LSE06(t *testing.T) {
 	v, books := newValve(), shelf{}
-	d := openDB(t, tempDir(t), Options{segmentFS: v.segments()})
+	d := openDB(t, tempDir(t), Options{segmentFS: v.segments(), LoadTimeout: time.Hour})
 	seq := seqOf(t, testNamespace(t, 2, sevenPages(4096)...), tokens(1, 48))
 	books.publish(t, d, seq, 48)
 	outOfRAM(t, d)
 	open := v.close("read")
-	begun := time.Now()
 	r, err := d.Restore(briefly(t, shortly), seq, LookupOptions{})
 	requireClass(t, err, ErrBusy)
 	require.Nil(t, r)
-	require.Less(t, time.Since(begun), 10*time.Second)
 	require.Zero(t, stats(t, d).Leases)
 	require.EqualValues(t, 48, lookupAt(t, d, seq))
 	open()
@@ -252,11 +265,11 @@ func TestAnswerAfterTheDeadline_LSE06(t *testing.T) {
 func TestUnprovenCopyKeepsItsPages_LSE07_CAN10(t *testing.T) {
 	d := openDB(t, tempDir(t), Options{})
 	seq, books := seqOf(t, testNamespace(t, 2, sevenPages(4096)...), tokens(1, 48)), shelf{}
-	p, err := d.Begin(context.Background(), PublishRequest{Sequence: seq, Offset: 48, Lease: shortly})
-	require.NoError(t, err)
+	p := begin(t, d, seq, 48)
 	under := slots(t, p, 0)[0].Buffer()
 	copied, err := p.Transfer(0)
 	require.NoError(t, err)
+	expires(&p.lease, shortly)
 	becomes(t, d, 0, pendingOf, "pending")
 	require.EqualValues(t, 1, stats(t, d).Transfers)
 	require.EqualValues(t, 2*7*4096, stats(t, d).RAMUsed, "given to nobody")
@@ -328,10 +341,16 @@ func TestGivenUpRequestsHoldNothing_B11(t *testing.T) {
 		cancel()
 		return r
 	}
+	free := func() { // without a further call
+		begun := time.Now()
+		eventually(func() bool { return stats(t, d).Leases == 0 })
+		require.Zero(t, stats(t, d).Leases)
+		timely(t, begun, time.Second)
+	}
 	for range 100 {
 		giveUp()
+		free()
 	}
-	becomes(t, d, 0, leasesOf, "leases")
 	heap := func() uint64 {
 		var m runtime.MemStats
 		runtime.GC()
@@ -341,12 +360,13 @@ func TestGivenUpRequestsHoldNothing_B11(t *testing.T) {
 	memory, goroutines := heap(), runtime.NumGoroutine()
 	for range rounds {
 		giveUp()
+		free()
 	}
-	begun := time.Now()
-	becomes(t, d, 0, leasesOf, "leases")
-	require.Less(t, time.Since(begun), 10*time.Second)
-	require.LessOrEqual(t, runtime.NumGoroutine(), goroutines+goroutines/10+2)
-	require.LessOrEqual(t, heap(), memory+memory/20+1<<20)
+	// What is on its way out may still be there, what has leaked stays.
+	eventually(func() bool { return runtime.NumGoroutine() <= goroutines+goroutines/20 })
+	require.LessOrEqual(t, runtime.NumGoroutine(), goroutines+goroutines/20)
+	eventually(func() bool { return heap() <= memory+memory/20 })
+	require.LessOrEqual(t, heap(), memory+memory/20)
 	publish(t, d, seqOf(t, ns, tokens(2, 48)), 48)
 	publish(t, d, seqOf(t, ns, tokens(3, 48)), 48)
 	require.NotZero(t, stats(t, d).PagesEvicted)
@@ -360,11 +380,10 @@ func TestGivenUpRequestsHoldNothing_B11(t *testing.T) {
 // A writer that dies mid-way, a reader that was silent too long, and a tier that is all pinned.
 func TestDeadWritersAndPinnedTiers_B17(t *testing.T) {
 	const ttl = 150 * time.Millisecond
-	d := openDB(t, tempDir(t), Options{RAMBytes: 1 << 20})
+	d := openDB(t, tempDir(t), Options{RAMBytes: 1 << 20, AdmissionTimeout: time.Hour})
 	ns, books := testNamespace(t, 1, sevenPages(64<<10)...), shelf{}
 	seq := seqOf(t, ns, tokens(1, 48))
-	w := newOwner(t, d, ttl)
-	begun := time.Now()
+	w := newOwner(t, d, time.Hour)
 	dead, err := d.Begin(context.Background(), PublishRequest{Sequence: seq, Offset: 48, Owner: w})
 	require.NoError(t, err)
 	for _, s := range slots(t, dead, 0)[:2] {
@@ -374,21 +393,23 @@ func TestDeadWritersAndPinnedTiers_B17(t *testing.T) {
 	// Another worker of the same checkpoint: busy until the first is dead, then it takes over.
 	second := begin(t, d, seq, 48, func(r *PublishRequest) { r.Meta = []byte("second") })
 	_, err = second.Slots(briefly(t, time.Millisecond), 0)
-	if time.Since(begun) < ttl {
-		requireClass(t, err, ErrBusy)
-	}
+	requireClass(t, err, ErrBusy)
 	require.ErrorIs(t, d.Delete(context.Background(), dead.Generation()), ErrNotFound, "deleting what is not listed is a plain answer")
+	begun := time.Now()
+	falls(w, ttl)
 	fill(t, second, 0) // waits for the death
 	require.GreaterOrEqual(t, time.Since(begun), ttl)
+	timely(t, begun, 2*ttl)
 	require.True(t, commit(t, second, 0))
 	books.keep(t, second.Generation(), seq, 48)
 	becomes(t, d, 0, pendingOf, "staged bytes of the dead")
 	require.EqualValues(t, 7*64<<10, stats(t, d).RAMUsed)
 
 	// One that is alive and silent for three times its lease.
-	slow := newOwner(t, d, MinOwnerTTL)
+	slow := newOwner(t, d, time.Hour)
 	r, err := d.Restore(context.Background(), seq, LookupOptions{Owner: slow})
 	require.NoError(t, err)
+	falls(slow, MinOwnerTTL)
 	becomes(t, d, 0, leasesOf, "leases")
 	requireClass(t, r.Err(), ErrConflict)
 	_, err = d.Begin(context.Background(), PublishRequest{Sequence: seqOf(t, ns, tokens(2, 48)), Offset: 48, Owner: slow})
@@ -406,7 +427,7 @@ func TestDeadWritersAndPinnedTiers_B17(t *testing.T) {
 	_, err = d.Begin(briefly(t, 300*time.Millisecond), PublishRequest{Sequence: seqOf(t, ns, tokens(3, 48)), Offset: 48})
 	requireClass(t, err, ErrBusy)
 	require.GreaterOrEqual(t, time.Since(begun), 290*time.Millisecond)
-	require.Less(t, time.Since(begun), 5*time.Second)
+	timely(t, begun, 330*time.Millisecond)
 	a.Release()
 	b.Release()
 	books.requireListedIsReadable(t, d)

@@ -79,9 +79,9 @@ func TestCloseDrainsPublications_SHD02(t *testing.T) {
 		fill(t, p, 0)
 		fill(t, p, 1)
 		require.False(t, commit(t, p, 0))
-		budget := 30 * time.Second
+		budget := 5 * patience
 		if !finishes {
-			budget = time.Second
+			budget = 3 * time.Second // of which a third is given to what is pending
 		}
 		type result struct {
 			report CloseReport
@@ -97,7 +97,7 @@ func TestCloseDrainsPublications_SHD02(t *testing.T) {
 			d.pending.mu.Lock()
 			defer d.pending.mu.Unlock()
 			return d.pending.closed
-		}, 10*time.Second, time.Millisecond)
+		}, patience, time.Millisecond)
 		_, err := d.Begin(context.Background(), PublishRequest{Sequence: seq, Offset: 20})
 		requireClass(t, err, ErrClosed)
 		if finishes {
@@ -107,7 +107,7 @@ func TestCloseDrainsPublications_SHD02(t *testing.T) {
 		require.NoError(t, got.err)
 		d = openDB(t, d.dir.path, Options{})
 		if finishes {
-			require.Less(t, time.Since(begun), 5*time.Second, "it ends as soon as none is left")
+			timely(t, begun, time.Second) // it ends as soon as none is left
 			require.Zero(t, got.report.Aborted)
 			require.EqualValues(t, 7, got.report.Persisted)
 			require.EqualValues(t, 48, restoreAt(t, d, seq))
@@ -134,7 +134,7 @@ func TestCloseLeavesMemoryUnderACopy_SHD03(t *testing.T) {
 	require.NoError(t, err)
 	_, err = p.Commit(context.Background(), 0)
 	require.Error(t, err, "not while the copy runs")
-	report, err := d.Close(briefly(t, 100*time.Millisecond))
+	report, err := d.Close(briefly(t, 1500*time.Millisecond)) // of which a third is given to what is pending
 	require.NoError(t, err)
 	require.Equal(t, 1, report.Aborted)
 	require.Equal(t, 1, report.Transfers)
@@ -181,11 +181,10 @@ func TestCloseReturnsAtItsDeadline_SHD04_B30(t *testing.T) {
 			v.waitFor(t, op)
 			begun := time.Now()
 			_, err := d.Close(briefly(t, 500*time.Millisecond))
-			took := time.Since(begun)
+			timely(t, begun, 550*time.Millisecond)
 			if op != "read" { // it may be over by then
 				requireClass(t, err, ErrBusy)
 			}
-			require.Less(t, took, 5*time.Second)
 			_, again := d.Close(context.Background())
 			require.Equal(t, err, again, "the same answer")
 			open()
@@ -230,7 +229,7 @@ func TestKilledAtAnyMoment_SHD05(t *testing.T) {
 	}
 	dir := tempDir(t)
 	found := 0
-	for round := range rounds {
+	for round := 0; round < rounds || found == 0 && round < 100; round++ { // longer on a machine that is too slow to publish
 		child := exec.Command(os.Args[0], "-test.run=^TestKilledAtAnyMoment_SHD05$")
 		child.Env = append(os.Environ(), variable+"="+dir)
 		out, err := child.StdoutPipe()

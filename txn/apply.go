@@ -108,6 +108,7 @@ type applier struct {
 	accounts Accounts
 	pages    map[Key]*pageChange
 	segments map[uint64]*SegmentUse
+	follow   map[Key][]Key // pages of a persist record by the page before them
 	effects  Effects
 }
 
@@ -807,6 +808,18 @@ func (a *applier) release(key Key) error {
 }
 
 func (a *applier) persist(r *Persist) error {
+	a.follow = make(map[Key][]Key, len(r.Pages))
+	for i := range r.Pages {
+		key := r.Pages[i].Key
+		if a.pages[key] != nil {
+			continue
+		}
+		p, err := a.page(key)
+		if err != nil {
+			return err
+		}
+		a.follow[p.Parent] = append(a.follow[p.Parent], key)
+	}
 	for i := range r.Pages {
 		in := &r.Pages[i]
 		p, err := a.page(in.Key)
@@ -855,18 +868,20 @@ func (a *applier) chainDurable(key Key) error {
 			return err
 		}
 		p.ChainDurable = true
-		holders, err := edges[Generation](a.v, key1(tagHold, key))
-		if err != nil {
-			return err
-		}
-		for _, g := range holders {
-			if err := a.waitsForOneLess(g); err != nil {
+		children := a.follow[key]
+		if int64(len(children)) != p.Held { // else nothing but those leads to it, and there is nothing to look for
+			holders, err := edges[Generation](a.v, key1(tagHold, key))
+			if err != nil {
 				return err
 			}
-		}
-		children, err := edges[Key](a.v, key1(tagChild, key))
-		if err != nil {
-			return err
+			for _, g := range holders {
+				if err := a.waitsForOneLess(g); err != nil {
+					return err
+				}
+			}
+			if children, err = edges[Key](a.v, key1(tagChild, key)); err != nil {
+				return err
+			}
 		}
 		for _, c := range children {
 			child, err := a.peek(c)

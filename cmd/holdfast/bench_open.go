@@ -30,14 +30,15 @@ import (
 // and opened by child processes, so that neither the memory nor the file handles of who made one, nor of who measured
 // before, are there when it is opened. They are as warm in the page cache as a process that restarts finds them.
 const (
-	openPageTokens = 16
-	openPageBytes  = 64   // pages are counted at open, if at all: their bytes do not matter
-	openLongPages  = 61   // of a long checkpoint: 60 attention pages, and the recurrent state
-	openPublishers = 96   // at a time, so that they share syncs
-	openTries      = 5    // openings of a directory; the median counts
-	openTurns      = 16   // checkpoints of a conversation in a directory of turns
-	openTurnTokens = 16   // that a turn adds: one attention page, and one state
-	openQuick      = 1024 // divides all sizes with --quick, but for a least of 64
+	openPageTokens   = 16
+	openPageBytes    = 64   // pages are counted at open, if at all: their bytes do not matter
+	openLongPages    = 61   // of a long checkpoint: 60 attention pages, and the recurrent state
+	openPublishers   = 96   // at a time, so that they share syncs
+	openTries        = 5    // openings of a directory; the median counts
+	openTurns        = 16   // checkpoints of a conversation in a directory of turns
+	openTurnTokens   = 16   // that a turn adds: one attention page, and one state
+	openBytesPerPage = 512  // of Options.ReplayBytes that a page counts for
+	openQuick        = 1024 // divides all sizes with --quick, but for a least of 64
 )
 
 // openShape is what a directory holds.
@@ -87,7 +88,8 @@ type openTask struct {
 	Dir   string    `json:"dir"`
 	Shape openShape `json:"shape"`
 	From  int       `json:"from"` // publish sequences from here on; less than 0: publish nothing and measure an opening
-	// Log says to publish until so many bytes of log are written, whatever the shape says, and then to end without closing.
+	// Log says to publish until an opening has as much to replay as an Options.ReplayBytes of so many bytes allows, whatever the shape
+	// says, and then to end without closing.
 	Log int64 `json:"log,omitempty"`
 	// Abandon ends the process without closing.
 	Abandon bool `json:"abandon,omitempty"`
@@ -108,7 +110,7 @@ type openResult struct {
 // newBenchOpenChildCommand is the process that makes or opens a directory. People have no use for it.
 func newBenchOpenChildCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "bench-open-child TASK", Hidden: true, Args: cobra.ExactArgs(1), Short: "Make or open a directory for bench open",
+		Use: "open-child TASK", Hidden: true, Args: cobra.ExactArgs(1), Short: "Make or open a directory for bench open",
 		RunE: func(c *cobra.Command, args []string) error {
 			var task openTask
 			if err := json.Unmarshal([]byte(args[0]), &task); err != nil {
@@ -147,8 +149,11 @@ func (t openTask) run(ctx context.Context) (r openResult, err error) {
 		return s, s.Append(t.Shape.tokens(number))
 	}
 	o := db.Options{RAMBytes: 256 << 20, Logger: slog.New(slog.DiscardHandler)}
+	if t.Shape.Turns {
+		o.WritePolicy = db.OnEvict // many are made sooner if their pages are written together when it closes
+	}
 	if t.Log > 0 {
-		o.ReplayBytes = 1 << 30 // nothing is flushed before it ends
+		o.ReplayBytes = 2 * t.Log // half of it begins a flush, and then the window would begin to shrink
 	}
 	probe, err := sequence(t.Shape.Checkpoints / t.Shape.perSequence() / 2)
 	if err != nil {
@@ -188,7 +193,11 @@ func (t openTask) publish(ctx context.Context, d *db.DB, sequence func(int) (*db
 	next.Store(int64(t.From))
 	var group sync.WaitGroup
 	errs := make([]error, openPublishers)
-	for w := range openPublishers {
+	publishers := openPublishers
+	if t.Log > 0 {
+		publishers /= 4
+	}
+	for w := range publishers {
 		group.Go(func() {
 			for errs[w] == nil {
 				n := int(next.Add(1)) - 1
@@ -196,7 +205,9 @@ func (t openTask) publish(ctx context.Context, d *db.DB, sequence func(int) (*db
 				case t.Log == 0 && (n+1)*t.Shape.perSequence() > t.Shape.Checkpoints:
 					return
 				case t.Log > 0:
-					if s, err := d.Stats(); err != nil || s.LogWritten-before.LogWritten >= t.Log {
+					// What is being published meanwhile comes to less than a tenth.
+					s, err := d.Stats()
+					if err != nil || 10*(s.LogWritten-before.LogWritten) >= 9*t.Log || 10*(s.Pages-before.Pages) >= 9*t.Log/openBytesPerPage {
 						errs[w] = err
 						return
 					}
@@ -260,7 +271,7 @@ func openChild(ctx context.Context, t openTask) (r openResult, err error) {
 	if err != nil {
 		self = os.Args[0]
 	}
-	c := exec.CommandContext(ctx, self, "bench-open-child", string(task))
+	c := exec.CommandContext(ctx, self, "open-child", string(task))
 	dieWithParent(c)
 	out, err := c.Output()
 	if len(out) == 0 {
@@ -531,7 +542,7 @@ func newBenchOpenCommand() *cobra.Command {
 	}
 	c := &cobra.Command{
 		Use:   "open [WORD]...",
-		Short: "Measure how long a database takes from its opening to the first lookup",
+		Short: "Measure the time from opening to the first lookup",
 		Long: `Bench open makes databases of some sizes and measures, in a process of its own
 each time, how long it takes from the call of Open until the first lookup is
 answered. Words select what is measured; without words it is all but turns1m.
@@ -590,6 +601,9 @@ func (b *openBench) runWords(ctx context.Context, words []string, stdout io.Writ
 			return databaseError(err)
 		}
 		r.Rows = append(r.Rows, rows...)
+		for _, x := range rows {
+			fmt.Fprintf(b.progress, "bench open: %s %.3g %s, reference %.3g\n", x.Name, x.Value, x.Unit, x.Reference)
+		}
 		if err := os.RemoveAll(of.dir); err != nil {
 			return databaseError(fileError("remove", of.dir, err))
 		}

@@ -34,6 +34,8 @@ of 1000).
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ", ".FlagUsagesWrapped 80 "))
 	root.PersistentFlags().Bool("json", false, "print the result as one JSON object on standard output")
 	root.AddCommand(newReplayCommand(), newReplayChildCommand(), newBenchOpenChildCommand(), newBenchCommand(), newVersionCommand())
+	root.AddCommand(newInspectCommand(), newStatsCommand(), newTopCommand(), newRetireCommand(), newClearCommand())
+	root.AddCommand(newReportCommand(), newServeCommand(), newCrashCommand())
 	root.AddCommand(newVerifyCommand(), newRecoverCommand(), newSalvageCommand(), newScrubCommand(), newGPUCommand())
 	return root
 }

@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -91,7 +90,8 @@ func launch(t *testing.T, flags ...string) *process {
 	t.Helper()
 	p := &process{t: t, stderr: &lockedBuffer{}, lines: make(chan string, 16)}
 	p.cmd = exec.Command(os.Args[0], append([]string{"--listen", "127.0.0.1:0"}, flags...)...)
-	p.cmd.Env = append(os.Environ(), childVariable+"=1")
+	// The library is named by --lib or not at all.
+	p.cmd.Env = append(os.Environ(), childVariable+"=1", libraryVariable+"=")
 	p.cmd.Stderr = p.stderr
 	dieWithParent(p.cmd)
 	out, in, err := os.Pipe()
@@ -299,11 +299,3 @@ func join(parts ...[]int32) (all []int32) {
 
 // exact reports whether an architecture has recurrent state.
 func exact(arch string) bool { return arch == "mamba2" || arch == "qwen35" || arch == "granitehybrid" }
-
-// copyFolder copies a folder of files.
-func copyFolder(t *testing.T, from string) (to string) {
-	t.Helper()
-	to = filepath.Join(t.TempDir(), "copy")
-	require.NoError(t, os.CopyFS(to, os.DirFS(from)))
-	return to
-}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -152,9 +153,12 @@ func TestStartsThatCannotBe(t *testing.T) {
 		{[]string{"--no-such-flag"}, statusUsage, "unknown flag"},
 	} {
 		p := launch(t, c.flags...)
-		for range p.lines {
-			t.Errorf("%v: it listens", c.flags)
+		timer := time.AfterFunc(patience, func() { p.cmd.Process.Kill() })
+		for line := range p.lines {
+			t.Errorf("%v: it listens: %s", c.flags, line)
+			p.cmd.Process.Kill()
 		}
+		timer.Stop()
 		p.cmd.Wait()
 		p.stopped = true
 		require.Equal(t, c.status, p.cmd.ProcessState.ExitCode(), "%v: %s", c.flags, p.stderr)

@@ -252,7 +252,7 @@ func subAgent(t *testing.T, arch string) []string {
 func stopWhileStoring(t *testing.T, arch string) []string {
 	const situation = "stop in 10 s while storing"
 	const conversations = 6
-	c := newClient(t, arch, "--write-policy", "on-evict", "--grace", "10s", "--slow-writes", "4s", "--context", "100000", "--supersede-grace=-1s")
+	c := newClient(t, arch, "--write-policy", "on-evict", "--grace", "10s", "--slow-writes", "2s", "--context", "100000", "--supersede-grace=-1s")
 	var ends [][][]int32
 	for i := range conversations {
 		ends = append(ends, c.turns(situation, 70+uint64(i), enginetest.Tokens(70+uint64(i), 300), 3, 0))
@@ -280,8 +280,8 @@ func stopWhileStoring(t *testing.T, arch string) []string {
 		newest += btoi(c.asked(situation, fmt.Sprintf("conversation %d", i+1), next(end[2]), full(end[2])) >= full(end[2]))
 		older += btoi(c.asked(situation, fmt.Sprintf("conversation %d, superseded", i+1), next(end[0]), full(end[0])) >= full(end[0]))
 	}
-	c.rows = []string{fmt.Sprintf("| %s | %d conversations of 3 turns, 1 response under way | %d | %d | newest turn of %d, superseded first turn of %d | full prefix, or as far as it was stored; %d pages written, %.1f s |",
-		situation, conversations, len(next(ends[0][2])), full(ends[0][2]), newest, older, report.PersistedPages, report.Seconds)}
+	c.rows = []string{fmt.Sprintf("| %s | %d conversations of 3 turns, 1 response under way | %d | %d | newest turn of %d, superseded first turn of %d | full prefix, or as far as it was stored; %d pages written, %d checkpoints given up, %.1f s |",
+		situation, conversations, len(next(ends[0][2])), full(ends[0][2]), newest, older, report.PersistedPages, report.Retired, report.Seconds)}
 	c.p.stop()
 	return c.rows
 }

@@ -25,13 +25,19 @@ const (
 	Batch         = 256
 )
 
-// LibraryPath gives the path of the library; it skips the test if there is none, or if this build cannot load one.
+// LibraryPath gives the path of the library; it skips the test if there is none, or if this build cannot load one. Whoever names a library
+// means it: then nothing is skipped.
 func LibraryPath(t testing.TB) string {
 	t.Helper()
+	path := os.Getenv(LibraryVariable)
 	if !engine.Supported {
-		t.Skip("this build cannot load llama.cpp: it takes cgo on Linux, amd64 or arm64")
+		const reason = "this build cannot load llama.cpp: it takes cgo on Linux, amd64 or arm64"
+		if path != "" {
+			t.Fatalf("%s is %s, and %s", LibraryVariable, path, reason)
+		}
+		t.Skip(reason)
 	}
-	if path := os.Getenv(LibraryVariable); path != "" {
+	if path != "" {
 		return path
 	}
 	_, file, _, _ := runtime.Caller(0)

@@ -392,8 +392,13 @@ func (s *Service) compute(ctx context.Context, session *state.Session, seq *db.S
 	if err := s.decode(ctx, session, tokens[session.Len():]); err != nil {
 		return err
 	}
-	if !a.known {
-		p.add(session, seq, db.Prompt)
+	// The first token needs nothing but the logits that are there, so it does not wait for the copy of the state.
+	stored := a.known
+	store := func() {
+		if !stored {
+			p.add(session, seq, db.Prompt)
+		}
+		stored = true
 	}
 	a.Finish = "length"
 	sampler := newSampler(r.Temperature, r.Seed)
@@ -417,9 +422,11 @@ func (s *Service) compute(ctx context.Context, session *state.Session, seq *db.S
 			}
 		}
 		if emit != nil {
-			if err := emit(token); err != nil {
-				return err
-			}
+			err = emit(token)
+		}
+		store()
+		if err != nil {
+			return err
 		}
 		if s.model.IsEnd(token) {
 			a.Finish = "stop"
@@ -436,6 +443,7 @@ func (s *Service) compute(ctx context.Context, session *state.Session, seq *db.S
 			return err
 		}
 	}
+	store()
 	if session.Len() > len(tokens) {
 		p.add(session, seq, db.Response)
 	}

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -35,12 +34,6 @@ type workshop struct {
 
 func (w *workshop) session(t *testing.T) *Session {
 	return NewSession(enginetest.Context(t, w.model), w.pages, enginetest.Batch)
-}
-
-func (w *workshop) namespace(t *testing.T) *db.Namespace {
-	ns, err := db.NewNamespace(db.Identity{Model: "tiny", Weights: "unversioned:test", Tokenizer: "none", Engine: "test", DType: "f16", Layout: w.pages.Layout})
-	require.NoError(t, err)
-	return ns
 }
 
 // pagesOf cuts a snapshot into the pages that a checkpoint of it has.
@@ -120,19 +113,4 @@ func TestSharedPagesAreEqual(t *testing.T) {
 			require.NotZero(t, shared)
 		}
 	})
-}
-
-// publish stores a snapshot.
-func publish(t *testing.T, d *db.DB, seq *db.Sequence, s *Snapshot) {
-	ctx := context.Background()
-	p, err := d.Begin(ctx, db.PublishRequest{Sequence: seq, Offset: int64(s.Tokens)})
-	require.NoError(t, err)
-	slots, err := p.Slots(ctx, 0)
-	require.NoError(t, err)
-	for _, slot := range slots {
-		require.NoError(t, s.Fill(slot.Group(), slot.Position(), slot.Buffer()))
-		slot.Filled(slot.Size())
-	}
-	_, err = p.Commit(ctx, 0)
-	require.NoError(t, err)
 }
