@@ -18,7 +18,7 @@ const (
 	lookupTokens     = 40_000               // of the prompts
 	lookupPageBytes  = 64                   // pages are there to be counted, not to be read
 	lookupLongTokens = 1_000_000            // the long prompt
-	lookupBuildMax   = 80 * time.Second    // for building the large namespace
+	lookupBuildMax   = 80 * time.Second     // for building the large namespace
 	lookupFew        = 1000                 // checkpoints of the small namespace
 	lookupMany       = 1_000_000            // of the large one
 	hashBlockBytes   = lookupTurnTokens * 4 // tokens are hashed in blocks of so many bytes, and
