@@ -52,6 +52,7 @@ type DB struct {
 	events    *stream
 	counters  counters
 
+	opened     atomic.Bool  // Open has come to its end: everything above is there
 	lateWrites atomic.Int64 // writes under way that take longer than makeRoom waits for: the disk lags
 
 	owners   ownerSet
@@ -185,6 +186,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		}
 	}
 	d.begun = begun
+	d.opened.Store(true)
 	if o.Introspection {
 		d.serving = d.introspect()
 	}

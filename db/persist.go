@@ -207,7 +207,7 @@ func (d *DB) writeClass(class segment.Class, pages []*page) ([]txn.Placement, er
 			if mutant.On("a rank is forgotten") {
 				s = p.slots[0]
 			}
-			batch = append(batch, segment.Page{Key: p.key, Parent: p.parent, Rank: uint16(rank), Bytes: s.Bytes()})
+			batch = append(batch, segment.Page{Key: p.key, Parent: p.parent, Rank: uint16(rank), Bytes: s.Bytes(), Codec: d.options.Codec})
 		}
 	}
 	var places []txn.Placement
@@ -236,6 +236,9 @@ func (d *DB) writeClass(class segment.Class, pages []*page) ([]txn.Placement, er
 		p.place, p.unrecorded, places = places[:n:n], true, places[n:]
 		d.counters.pagesWritten.Add(int64(n))
 		d.counters.payloadWritten.Add(p.bytes * int64(n))
+		if class == segment.Own {
+			d.counters.ownWritten.Add(p.bytes * int64(n))
+		}
 	}
 	return written, nil
 }

@@ -37,6 +37,12 @@ var changes = []struct {
 	{regexp.MustCompile(`^holdfast bench replay\b`), `holdfast bench replay --limit 20`},
 }
 
+// elsewhere are the documents whose commands take more than this program or more than a minute, and the tests that run them.
+var elsewhere = map[string]string{
+	"llamaserve.md": "../llamaserve/process_test.go", // a library that is loaded at run time, and a server
+	"benchmarks.md": "bench_command_test.go",         // minutes; what it is made of is tested
+}
+
 // script gives what is run for a document.
 func script(text string) string {
 	var lines []string
@@ -69,8 +75,9 @@ func TestDocumentedCommands(t *testing.T) {
 	found, err := filepath.Glob(filepath.Join(repository, "docs", "*.md"))
 	require.NoError(t, err)
 	for _, f := range found {
-		if filepath.Base(f) == "llamaserve.md" {
-			continue // another program's, which needs a library: the tests of cmd/llamaserve run it
+		if tests, ok := elsewhere[filepath.Base(f)]; ok {
+			require.FileExists(t, tests)
+			continue
 		}
 		names = append(names, "docs/"+filepath.Base(f))
 	}
