@@ -177,6 +177,7 @@ func (x *Index) Flush() error {
 	if err != nil {
 		return err
 	}
+	before, _ := x.careful.failing() // of earlier tries, until one goes well
 	tick := time.NewTicker(pauseMin)
 	defer tick.Stop()
 	for {
@@ -186,8 +187,10 @@ func (x *Index) Flush() error {
 		case <-x.careful.broken:
 			return x.careful.err()
 		case <-tick.C:
-			if n, err := x.careful.failing(); n >= flushFailuresMax {
-				return fmt.Errorf("index: not flushed, tried %d times: %w", n, classify(err))
+			n, err := x.careful.failing()
+			before = min(before, n)
+			if n-before >= flushFailuresMax {
+				return fmt.Errorf("index: not flushed, tried %d times: %w", n-before, classify(err))
 			}
 		}
 	}
