@@ -52,7 +52,7 @@ func TestLogBytesOfAPublicationFollowWhatIsNew(t *testing.T) {
 	}
 	t.Logf("log bytes: %v", cost)
 	for _, n := range cost {
-		require.LessOrEqual(t, n, int64(1024))
+		require.LessOrEqual(t, n, int64(640))
 	}
 	require.InDelta(t, cost[0], cost[1], 64)
 }
@@ -76,9 +76,9 @@ func TestAllocationsOfLookupAndRestore(t *testing.T) {
 	}
 	t.Logf("allocations: lookup %v, restore %v a page", lookups, restores)
 	for _, n := range lookups {
-		require.LessOrEqual(t, n, 40.0)
+		require.LessOrEqual(t, n, 26.0)
 	}
-	require.LessOrEqual(t, restores[1], 8.0)
+	require.LessOrEqual(t, restores[1], 0.25)
 }
 
 // Allocations of a publication follow what is new.
@@ -98,6 +98,6 @@ func TestAllocationsOfAPublication(t *testing.T) {
 	}
 	t.Logf("allocations: %v", cost)
 	for _, n := range cost {
-		require.LessOrEqual(t, n, 600.0)
+		require.LessOrEqual(t, n, 450.0)
 	}
 }

@@ -51,6 +51,7 @@ type DB struct {
 	events    *stream
 	counters  counters
 
+	opened     atomic.Bool  // Open has come to its end: everything above is there
 	lateWrites atomic.Int64 // writes under way that take longer than makeRoom waits for: the disk lags
 
 	owners   ownerSet
@@ -184,6 +185,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		}
 	}
 	d.begun = begun
+	d.opened.Store(true)
 	if o.Introspection {
 		d.serving = d.introspect()
 	}

@@ -77,7 +77,7 @@ type Overview struct {
 	At          time.Time      `json:"at"` // of the answer
 	Settings    Settings       `json:"settings"`
 	Recovered   RecoveryReport `json:"recovered"`
-	Durable     bool           `json:"durable"` // what is published can survive a restart
+	Durable     bool           `json:"durable"` // what is published survives a restart without asking for it, at the latest with Close
 	Stats       Stats          `json:"stats"`
 	Scrubbed    *ScrubReport   `json:"scrubbed,omitempty"`
 	HistoryFrom time.Time      `json:"history_from,omitzero"` // retirements before are forgotten

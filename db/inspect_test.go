@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -71,7 +72,7 @@ func everyQuestion(t testing.TB, i Inspector, g Generation) map[string]string {
 
 // Given a database in use, then every question has the same answer through the socket as in its process, the socket is for its user
 // alone, there is nothing in it that changes the database, and it is gone after Close.
-func TestSocketAnswersAsTheProcessDoes_OBS04(t *testing.T) {
+func TestSocketAnswersAsTheProcessDoes_OBS04_OBS05(t *testing.T) {
 	dir := filepath.Join(tempDir(t), strings.Repeat("long", 30)) // longer than the path of a socket may be
 	d := openDB(t, dir, Options{Introspection: true})
 	ns := testNamespace(t, 2)
@@ -85,6 +86,8 @@ func TestSocketAnswersAsTheProcessDoes_OBS04(t *testing.T) {
 	held, err := d.Restore(t.Context(), s, LookupOptions{Owner: owner})
 	require.NoError(t, err)
 	defer held.Release()
+	_, err = d.curator.work(t.Context()) // so that nothing is recorded between two answers
+	require.NoError(t, err)
 	pending, err := d.Begin(t.Context(), PublishRequest{Sequence: seqOf(t, ns, tokens(3, 600)), Offset: 600, Owner: owner})
 	require.NoError(t, err)
 
@@ -191,6 +194,28 @@ func TestInspectionOpensReadOnly(t *testing.T) {
 	require.True(t, x.Live())
 	require.NoError(t, x.Close())
 	closeDB(t, d)
+}
+
+// What the process offers can be asked for, and is what the document says: the questions by their names, which do not change under /v1,
+// the format of the directory, and whether what is published survives a restart.
+func TestSocketOffersWhatIsDocumented_OBS05(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join("..", "docs", "command-line.md"))
+	require.NoError(t, err)
+	offered := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `/v1/([a-z]+)` \\|").FindAllStringSubmatch(string(b), -1) {
+		offered[m[1]] = true
+	}
+	for name := range socketMethods {
+		require.True(t, offered[name], "docs/command-line.md: /v1/%s", name)
+	}
+	require.Len(t, offered, len(socketMethods))
+	for policy, durable := range map[WritePolicy]bool{WriteThrough: true, OnEvict: true, OnReuse: true, Never: false} {
+		d := openDB(t, tempDir(t), Options{WritePolicy: policy})
+		o, err := d.Inspector().Overview(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 1, o.Format)
+		require.Equal(t, durable, o.Durable, "%v", policy)
+	}
 }
 
 // A file of the socket's name that is none is left alone, and the database opens without a socket.

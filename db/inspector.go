@@ -51,7 +51,7 @@ func (i inspector) Overview(ctx context.Context) (*Overview, error) {
 	o := d.options
 	r := &Overview{
 		Directory: d.dir.path, ID: d.dir.marker.id.String(), Epoch: d.dir.marker.epoch, Format: formatVersion, ReadOnly: o.ReadOnly,
-		PID: os.Getpid(), Opened: d.begun, At: time.Now(), Recovered: d.RecoveryReport(), Durable: true, Stats: s, Scrubbed: d.scrubbed.Load(),
+		PID: os.Getpid(), Opened: d.begun, At: time.Now(), Recovered: d.RecoveryReport(), Durable: o.WritePolicy != Never && !o.ReadOnly, Stats: s, Scrubbed: d.scrubbed.Load(),
 		Settings: Settings{
 			WritePolicy: o.WritePolicy.String(), RAMBytes: s.RAMCapacity, DiskBytes: s.DiskBudget, SegmentBytes: o.SegmentBytes, ReplayBytes: o.ReplayBytes,
 			ScrubBytes: o.ScrubBytesPerSecond, AdmissionTimeout: o.AdmissionTimeout, LoadTimeout: o.LoadTimeout, LeaseTimeout: o.LeaseTimeout,

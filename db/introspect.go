@@ -28,7 +28,7 @@ import (
 //	other           {"class": "not found", "error": "…"}: the class is the text of an error class
 //
 // The names are those of socketMethods. Queries and answers are the JSON forms of the types of Inspector; fields are added and neither
-// renamed nor removed while the path begins with /v1. There is nothing that changes the database. docs/operations has examples.
+// renamed nor removed while the path begins with /v1. There is nothing that changes the database. docs/command-line.md has examples.
 //
 // Everything is bounded: connections, questions answered at once, the size of a question, the entries of an answer (MaxInspectList) and
 // the time that it may take. An answer waits for no writer and holds no lock over I/O, but what it reads costs the serving process

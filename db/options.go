@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-db/holdfast/db/internal/segment"
 	"github.com/holdfast-db/holdfast/gpu"
+	"github.com/holdfast-db/holdfast/txn"
 	"github.com/holdfast-db/holdfast/wal"
 )
 
@@ -48,6 +49,27 @@ func ParseWritePolicy(s string) (WritePolicy, error) {
 	return 0, fmt.Errorf("db: write policy %.80q: want one of %v: %w", s, writePolicies, ErrInvalid)
 }
 
+// Codec says how pages are stored on disk.
+type Codec = txn.Codec
+
+// The codecs. A page that CodecZstd does not make smaller in the file is stored as it is.
+const (
+	CodecNone = txn.CodecNone
+	CodecZstd = txn.CodecZstd
+)
+
+var codecs = [...]string{CodecNone: "none", CodecZstd: "zstd"}
+
+// ParseCodec reads none or zstd.
+func ParseCodec(s string) (Codec, error) {
+	for i, name := range codecs {
+		if s == name && s != "" {
+			return Codec(i), nil
+		}
+	}
+	return 0, fmt.Errorf("db: codec %.80q: want one of %v: %w", s, codecs[CodecNone:], ErrInvalid)
+}
+
 // Options of Open. The zero value opens read-write with 1 GiB of RAM, an unbounded disk and write-through.
 type Options struct {
 	// RAMBytes is the capacity of the RAM tier, MinRAMBytes…MaxRAMBytes; 0 is DefaultRAMBytes.
@@ -56,6 +78,9 @@ type Options struct {
 	DiskBytes int64
 	// WritePolicy says when pages are written.
 	WritePolicy WritePolicy
+	// Codec is how pages are stored that are written from now on; 0 is CodecNone. What is on disk stays as it is, and is read whatever
+	// this says.
+	Codec Codec
 	// AdmissionTimeout bounds how long a publication or a restore waits for room, whatever the deadline of its context;
 	// 0 is DefaultAdmissionTimeout.
 	AdmissionTimeout time.Duration
@@ -141,6 +166,12 @@ func (o Options) withDefaults() (Options, error) {
 	set(&o.RAMBytes, DefaultRAMBytes)
 	set(&o.SegmentBytes, DefaultSegmentBytes)
 	set(&o.ReplayBytes, DefaultReplayBytes)
+	if o.Codec == 0 {
+		o.Codec = CodecNone
+	}
+	if int(o.Codec) >= len(codecs) {
+		return o, fmt.Errorf("db: Options.Codec is %d: want %d (none) or %d (zstd): %w", o.Codec, CodecNone, CodecZstd, ErrInvalid)
+	}
 	if o.AdmissionTimeout == 0 {
 		o.AdmissionTimeout = DefaultAdmissionTimeout
 	}

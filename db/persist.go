@@ -203,7 +203,7 @@ func (d *DB) writeClass(class segment.Class, pages []*page) ([]txn.Placement, er
 	batch := make([]segment.Page, 0, len(pages))
 	for _, p := range pages {
 		for rank, s := range p.slots {
-			batch = append(batch, segment.Page{Key: p.key, Parent: p.parent, Rank: uint16(rank), Bytes: s.Bytes()})
+			batch = append(batch, segment.Page{Key: p.key, Parent: p.parent, Rank: uint16(rank), Bytes: s.Bytes(), Codec: d.options.Codec})
 		}
 	}
 	var places []txn.Placement
@@ -232,6 +232,9 @@ func (d *DB) writeClass(class segment.Class, pages []*page) ([]txn.Placement, er
 		p.place, p.unrecorded, places = places[:n:n], true, places[n:]
 		d.counters.pagesWritten.Add(int64(n))
 		d.counters.payloadWritten.Add(p.bytes * int64(n))
+		if class == segment.Own {
+			d.counters.ownWritten.Add(p.bytes * int64(n))
+		}
 	}
 	return written, nil
 }

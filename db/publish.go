@@ -594,7 +594,7 @@ func (p *Publication) claim(needs []need, slots []arena.Slot) (unproven <-chan s
 			if len(slots) < p.manifest.Ranks || slots[0].Len() != n.bytes {
 				return nil
 			}
-			q = &page{key: n.key, parent: n.parent, bytes: n.bytes, class: n.class, use: &pageUse{filler: p, done: make([]bool, p.manifest.Ranks)}}
+			q = &page{key: n.key, parent: n.parent, bytes: n.bytes, class: n.class, young: true, use: &pageUse{filler: p, done: make([]bool, p.manifest.Ranks)}}
 			q.slots, slots = slices.Clone(slots[:p.manifest.Ranks]), slots[p.manifest.Ranks:]
 			r.pages.put(q)
 		} else if q.unproven {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/holdfast-db/holdfast/db/internal/arena"
 	"github.com/holdfast-db/holdfast/db/internal/segment"
@@ -50,7 +51,7 @@ type page struct {
 	cool   bool // no current checkpoint needs it: it goes before those that one does
 	lost   bool // its disk copy turned out bad; not to be shared any more
 	reused bool // a restore has used it
-
+	young  bool // published here, and in RAM since
 }
 
 // pageUse is what goes on with a page. There are millions of pages and few of them in use, so it is an object of its own, which
@@ -153,7 +154,8 @@ func (p *page) unlink() {
 // publication gets custody of it, and of its ancestors as they are dropped, and declares them anew when it commits. So the
 // retirement of an ancestor never fails a publication that builds on it, and a publication costs what is new.
 type residency struct {
-	arena *arena.Arena
+	arena   *arena.Arena
+	leftRAM atomic.Int64 // Stats.LeftRAM
 
 	mu    sync.Mutex // guards all that follows, and all fields of all pages
 	pages pageTable
@@ -312,6 +314,9 @@ func (r *residency) evictClean(bytes int64) (freed int64, pages int64) {
 		p.unlink()
 		for _, s := range p.slots {
 			freed += int64(len(s.Padded()))
+		}
+		if p.young && !p.cool {
+			r.leftRAM.Add(p.bytes * int64(len(p.slots)))
 		}
 		out.slots = append(out.slots, p.slots...)
 		p.slots = nil

@@ -53,6 +53,8 @@ type Stats struct {
 	BytesRestored     int64 // their bytes, all ranks
 	PagesWritten      int64 // page copies, every rank's counted
 	PayloadWritten    int64 // logical bytes of them
+	OwnWritten        int64 // of those, of pages that one checkpoint alone has: states, and attention pages that are not full
+	LeftRAM           int64 // logical bytes of pages that left RAM while a current checkpoint needed them, each the first time it does
 	SegmentWritten    int64 // bytes written to segment files: payload, descriptors, padding
 	LogWritten        int64 // bytes written to the log
 	PagesRead         int64 // page copies read from disk
@@ -74,6 +76,7 @@ type Stats struct {
 type counters struct {
 	published, retired, deleted          atomic.Int64
 	pagesWritten, payloadWritten         atomic.Int64
+	ownWritten                           atomic.Int64
 	pagesRead, pagesEvicted, failedReads atomic.Int64
 	admissionWaits, admissionTimeouts    atomic.Int64
 	leasesExpired, ownersExpired         atomic.Int64
@@ -114,6 +117,7 @@ func (d *DB) Stats() (Stats, error) {
 		PagesRestored: d.telemetry.restored.Load(), PagesRestoredCold: d.telemetry.restoredCold.Load(), BytesRestored: d.telemetry.restoredBytes.Load(),
 		TokensAsked: d.telemetry.asked.Load(), TokensFound: d.telemetry.found.Load(),
 		PagesWritten: d.counters.pagesWritten.Load(), PayloadWritten: d.counters.payloadWritten.Load(),
+		OwnWritten: d.counters.ownWritten.Load(), LeftRAM: d.residency.leftRAM.Load(),
 		SegmentWritten: seg.PayloadBytes + seg.DescriptorBytes + seg.PaddingBytes, LogWritten: d.log.Bytes(),
 		PagesRead: d.counters.pagesRead.Load(), PagesEvicted: d.counters.pagesEvicted.Load(), FailedReads: d.counters.failedReads.Load(),
 		AdmissionWaits: d.counters.admissionWaits.Load(), AdmissionTimeouts: d.counters.admissionTimeouts.Load(),

@@ -399,6 +399,9 @@ func observe(m metric.Meter, d *DB) (metric.Registration, error) {
 		all[i] = made[i]
 	}
 	return m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		if !d.opened.Load() {
+			return nil // somebody reads while it is being opened
+		}
 		s, err := d.Stats()
 		if err != nil {
 			return nil // closed: there is nothing to observe

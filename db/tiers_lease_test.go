@@ -204,7 +204,7 @@ func TestPagesUnderARestoreStay_LSE04(t *testing.T) {
 }
 
 // A clear leaves what is held, says how much that is, and a publication that is pending goes on; a second one takes the rest.
-func TestClearLeavesWhatIsHeld_LSE05(t *testing.T) {
+func TestClearLeavesWhatIsHeld_LSE05_B40(t *testing.T) {
 	d := openDB(t, tempDir(t), Options{})
 	ns, other, books := testNamespace(t, 2, sevenPages(4096)...), testNamespace(t, 1, tiny()...), shelf{}
 	held, gone, next := seqOf(t, ns, tokens(1, 48)), seqOf(t, ns, tokens(2, 48)), seqOf(t, ns, tokens(3, 48))

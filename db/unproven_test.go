@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	metricsdk "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/holdfast-db/holdfast/txn"
 )
@@ -248,4 +250,27 @@ func TestTrafficDuringTheBackgroundPass(t *testing.T) {
 		require.Zero(t, a.Undurable)
 		return err
 	}))
+}
+
+// Who collects metrics while a database is being opened gets none of it, and no panic; and all of it afterwards.
+func TestMetricsAreReadDuringAnOpen(t *testing.T) {
+	dir := tempDir(t)
+	d := openDB(t, dir, Options{WritePolicy: OnEvict})
+	publish(t, d, seqOf(t, testNamespace(t, 1), tokens(1, 100)), 100)
+	crash(t, d)
+	reader := metricsdk.NewManualReader()
+	asked := 0
+	d = openDB(t, dir, Options{MeterProvider: metricsdk.NewMeterProvider(metricsdk.WithReader(reader)), OpenProgress: func(OpenProgress) {
+		asked++
+		var m metricdata.ResourceMetrics
+		require.NoError(t, reader.Collect(context.Background(), &m))
+		for _, scope := range m.ScopeMetrics {
+			for _, metric := range scope.Metrics {
+				require.NotEqual(t, "holdfast.checkpoint.unverified", metric.Name)
+			}
+		}
+	}})
+	require.Positive(t, asked)
+	require.Contains(t, collected(t, reader), "holdfast.checkpoint.unverified 0")
+	closeDB(t, d)
 }

@@ -224,8 +224,11 @@ func newBenchOrdersCommand() *cobra.Command {
 eviction, on the recorded traces and on generated requests, for models with and
 without recurrent states, at 10, 25 and 50 % of the bytes that the requests
 publish. It prints the share of the blocks asked for that is found, and how much
-that is above or below LRU.`,
-		Args: cobra.NoArgs,
+that is above or below LRU.
+
+` + statusHelp,
+		Example: `  holdfast bench orders --limit 2000`,
+		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b := &bench{traces: traceDirectory(o.traces)}
 			workloads, err := b.workloads(true, limit)

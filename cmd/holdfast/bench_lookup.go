@@ -18,7 +18,7 @@ const (
 	lookupTokens     = 40_000               // of the prompts
 	lookupPageBytes  = 64                   // pages are there to be counted, not to be read
 	lookupLongTokens = 1_000_000            // the long prompt
-	lookupBuildMax   = 100 * time.Second    // for building the large namespace
+	lookupBuildMax   = 80 * time.Second     // for building the large namespace
 	lookupFew        = 1000                 // checkpoints of the small namespace
 	lookupMany       = 1_000_000            // of the large one
 	hashBlockBytes   = lookupTurnTokens * 4 // tokens are hashed in blocks of so many bytes, and
@@ -93,7 +93,7 @@ func benchLookup(ctx context.Context, b *bench) (rows []benchRow, err error) {
 		return nil, err
 	}
 	defer s.close(&err)
-	count := either(b, 65_536, 4096)
+	count := either(b, 65_536, 1024)
 	tokens, n, err := s.conversations(ctx, count, lookupTurns, time.Now().Add(lookupBuildMax))
 	if err != nil {
 		return nil, err
@@ -203,7 +203,7 @@ func digestsAreZero(wrong bool) error {
 // lookupAmongMany compares lookups in a namespace of many checkpoints with those in one of few.
 func (b *bench) lookupAmongMany(ctx context.Context) (row benchRow, err error) {
 	sides := []*benchStore{nil, nil}
-	counts := []int{either(b, lookupMany, 16*lookupFew), lookupFew}
+	counts := []int{either(b, lookupMany, 4*lookupFew), lookupFew}
 	var sequences [2][]*db.Sequence
 	for i, n := range counts {
 		dir, remove, err := b.scratch("lookup")
@@ -244,7 +244,7 @@ func (b *bench) lookupAmongMany(ctx context.Context) (row benchRow, err error) {
 		return row, err
 	}
 	row = ratioRow(fmt.Sprintf("lookup among %s checkpoints", count(int64(counts[0]))), "µs", fmt.Sprintf("among %s", count(int64(counts[1]))), turns, ratioAtMost(1.5))
-	if want := either(b, lookupMany, 16*lookupFew); counts[0] < want {
+	if want := either(b, lookupMany, 4*lookupFew); counts[0] < want {
 		row = row.noted("%d were wanted, and the time for building them was over", want)
 	}
 	return row, nil

@@ -33,6 +33,7 @@ const (
 	openPageTokens   = 16
 	openPageBytes    = 64   // pages are counted at open, if at all: their bytes do not matter
 	openLongPages    = 61   // of a long checkpoint: 60 attention pages, and the recurrent state
+	openFillers      = 8    // at a time, that fill a replay window: they overshoot little
 	openPublishers   = 96   // at a time, so that they share syncs
 	openTries        = 5    // openings of a directory; the median counts
 	openTurns        = 16   // checkpoints of a conversation in a directory of turns
@@ -150,7 +151,7 @@ func (t openTask) run(ctx context.Context) (r openResult, err error) {
 	}
 	o := db.Options{RAMBytes: 256 << 20, Logger: slog.New(slog.DiscardHandler)}
 	if t.Shape.Turns {
-		o.WritePolicy = db.OnEvict // many are made sooner if their pages are written together when it closes
+		o.WritePolicy, o.RAMBytes = db.OnEvict, 1<<30 // many are made sooner if their pages are written together when it closes
 	}
 	if t.Log > 0 {
 		o.ReplayBytes = 2 * t.Log // half of it begins a flush, and then the window would begin to shrink
@@ -179,7 +180,14 @@ func (t openTask) run(ctx context.Context) (r openResult, err error) {
 	if t.Abandon || t.Log > 0 {
 		return r, nil
 	}
-	_, err = d.Close(ctx)
+	stats, err := d.Stats()
+	if err == nil && stats.Checkpoints < int64(t.Shape.Checkpoints/t.Shape.perSequence()*t.Shape.perSequence()) {
+		err = fmt.Errorf("%d checkpoints are listed instead of %d: %w", stats.Checkpoints, t.Shape.Checkpoints, txn.ErrConflict)
+	}
+	closed, e := d.Close(ctx)
+	if err = errors.Join(err, e); err == nil && closed.Retired > 0 {
+		err = fmt.Errorf("%d checkpoints were not written: %w", closed.Retired, txn.ErrIO)
+	}
 	return r, err
 }
 
@@ -195,7 +203,7 @@ func (t openTask) publish(ctx context.Context, d *db.DB, sequence func(int) (*db
 	errs := make([]error, openPublishers)
 	publishers := openPublishers
 	if t.Log > 0 {
-		publishers /= 4
+		publishers = openFillers
 	}
 	for w := range publishers {
 		group.Go(func() {
@@ -454,7 +462,7 @@ func (b *openBench) long(ctx context.Context) ([]openRow, error) {
 	// A window is full when the log has as many bytes that the index lacks as Options.ReplayBytes allows.
 	full := int64(db.DefaultReplayBytes)
 	if b.quick {
-		full /= openQuick
+		full /= 4
 	}
 	if _, err := openChild(ctx, openTask{Dir: dir, Shape: shape, From: shape.Checkpoints, Log: full}); err != nil {
 		return nil, err

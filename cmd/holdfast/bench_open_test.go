@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -20,7 +21,9 @@ func TestBenchOpenCommand(t *testing.T) {
 	var names []string
 	for _, x := range r.Rows {
 		names = append(names, x.Name)
-		require.Positive(t, x.Value, x.Name)
+		if x.Unit != "MiB" || runtime.GOOS == "linux" { // elsewhere the memory of a process cannot be told
+			require.Positive(t, x.Value, x.Name)
+		}
 		require.NotEmpty(t, x.Goal, x.Name)
 	}
 	require.Equal(t, []string{"open.clean", "open.killed", "open.memory", "open.scale", "open.turns1m"}, names)

@@ -117,8 +117,8 @@ func (b *bench) publishDurable(ctx context.Context) (rows []benchRow, err error)
 		callers, each int
 		goal          float64
 	}{{1, 64, 0.9}, {64, 32, 20}, {256, 32, 60}} {
-		n := c.callers * either(b, c.each, max(c.each/8, 1))
-		turns, err := takeTurns(ctx, either(b, 8*time.Second, time.Second), func() (float64, error) {
+		n := c.callers * either(b, c.each, max(c.each/c.callers, 1))
+		turns, err := takeTurns(ctx, either(b, 8*time.Second, 400*time.Millisecond), func() (float64, error) {
 			return s.publishers(ctx, prefix, c.callers, n, db.PublishRequest{Durable: true}, s.fillSlot)
 		}, reference)
 		if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,6 +69,10 @@ func openEmbedded(ctx context.Context, s setup) (holder, error) {
 	if err != nil {
 		return nil, usageError(err)
 	}
+	codec, err := db.ParseCodec(cmp.Or(s.Codec, "none"))
+	if err != nil {
+		return nil, usageError(err)
+	}
 	var log io.Writer = io.Discard
 	if s.Log {
 		log = os.Stderr
@@ -77,8 +82,9 @@ func openEmbedded(ctx context.Context, s setup) (holder, error) {
 		setup:     s,
 		namespace: ns,
 		options: db.Options{
-			RAMBytes: s.RAMBytes, DiskBytes: s.DiskBytes, WritePolicy: policy,
-			Logger: slog.New(slog.NewTextHandler(log, nil)), Introspection: true,
+			RAMBytes: s.RAMBytes, DiskBytes: s.DiskBytes, WritePolicy: policy, Codec: codec,
+			SupersedeGrace: s.Grace,
+			Logger:         slog.New(slog.NewTextHandler(log, nil)), Introspection: true,
 		},
 		of: -1,
 	}
@@ -361,5 +367,5 @@ func (e *embedded) written() (written, error) {
 }
 
 func writtenOf(s db.Stats) written {
-	return written{Payload: s.PayloadWritten, Other: max(s.SegmentWritten-s.PayloadWritten, 0), Log: s.LogWritten}
+	return written{Payload: s.PayloadWritten, Own: s.OwnWritten, Left: s.LeftRAM, Other: max(s.SegmentWritten-s.PayloadWritten, 0), Log: s.LogWritten}
 }

@@ -274,7 +274,7 @@ func (s *simulation) endGrace() {
 
 func (s *simulation) publish(from *simEntry, index int) {
 	n := len(s.digests)
-	e := &simEntry{prefixes: append([]uint64(nil), s.digests...), last: s.clock, at: -1}
+	e := &simEntry{prefixes: append([]uint64(nil), s.digests...), last: s.clock + 0.5, at: -1} // after what was found
 	// What it goes past is superseded, but for what it went on from.
 	previous := 0
 	for k := n - 1; k > 0; k-- {

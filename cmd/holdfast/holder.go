@@ -59,12 +59,14 @@ type published struct {
 // written counts bytes handed to the operating system for the directory, as the database counts them.
 type written struct {
 	Payload int64 `json:"payload"`
+	Own     int64 `json:"own"`   // of the payload, pages that one checkpoint alone has
+	Left    int64 `json:"left"`  // not written: bytes of pages that left RAM while they were current
 	Other   int64 `json:"other"` // descriptors and padding around payloads
 	Log     int64 `json:"log"`
 }
 
 func (w written) add(o written) written {
-	return written{w.Payload + o.Payload, w.Other + o.Other, w.Log + o.Log}
+	return written{w.Payload + o.Payload, w.Own + o.Own, w.Left + o.Left, w.Other + o.Other, w.Log + o.Log}
 }
 
 func (w written) total() int64 { return w.Payload + w.Other + w.Log }
@@ -79,18 +81,20 @@ type census struct {
 
 // setup is how a database is opened for a replay. A child process gets it as JSON.
 type setup struct {
-	Dir         string `json:"dir"`
-	Model       model  `json:"model"`
-	Ranks       int    `json:"ranks"`
-	PageBytes   int64  `json:"page_bytes"`  // of an attention page: 512 tokens of one rank
-	StateBytes  int64  `json:"state_bytes"` // of a recurrent state of one rank
-	RAMBytes    int64  `json:"ram_bytes"`
-	DiskBytes   int64  `json:"disk_bytes"` // 0 = unbounded
-	WritePolicy string `json:"write_policy"`
-	Faults      bool   `json:"faults,omitempty"`     // payload files fail and lag, calls are cancelled, everything is cleared now and then
-	Seed        uint64 `json:"seed,omitempty"`       // of the faults
-	Log         bool   `json:"log,omitempty"`        // the database's log goes to standard error
-	CountEach   bool   `json:"count_each,omitempty"` // bytes are counted with each publication, for who may not live to be asked
+	Dir         string        `json:"dir"`
+	Model       model         `json:"model"`
+	Ranks       int           `json:"ranks"`
+	PageBytes   int64         `json:"page_bytes"`  // of an attention page: 512 tokens of one rank
+	StateBytes  int64         `json:"state_bytes"` // of a recurrent state of one rank
+	RAMBytes    int64         `json:"ram_bytes"`
+	DiskBytes   int64         `json:"disk_bytes"` // 0 = unbounded
+	WritePolicy string        `json:"write_policy"`
+	Codec       string        `json:"codec,omitempty"`      // none if empty
+	Grace       time.Duration `json:"grace,omitempty"`      // as db.Options.SupersedeGrace
+	Faults      bool          `json:"faults,omitempty"`     // payload files fail and lag, calls are cancelled, everything is cleared now and then
+	Seed        uint64        `json:"seed,omitempty"`       // of the faults
+	Log         bool          `json:"log,omitempty"`        // the database's log goes to standard error
+	CountEach   bool          `json:"count_each,omitempty"` // bytes are counted with each publication, for who may not live to be asked
 }
 
 // checkpointBytes gives the size of r's checkpoint, over all ranks.

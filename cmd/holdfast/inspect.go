@@ -141,7 +141,7 @@ much is listed in it. --json has all fields of each identity.
 
 ` + lookStatusHelp,
 		Example: `  holdfast inspect namespaces /var/cache/model
-  holdfast inspect namespaces --json /var/cache/model | jq '.namespaces[].identity'`,
+  holdfast inspect namespaces --json DIR | jq '.namespaces[].identity'`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			return look(c, args[0], func(ctx context.Context, x *db.Inspection, at looked) error {
@@ -495,7 +495,7 @@ pages that nothing needs any more and whose space was not given back yet.
 
 ` + lookStatusHelp,
 		Example: `  holdfast inspect segments /var/cache/model
-  holdfast inspect segments --json /var/cache/model | jq '.segments[].dead_bytes'`,
+  holdfast inspect segments --json DIR | jq '.segments[].dead_bytes'`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			return look(c, args[0], func(ctx context.Context, x *db.Inspection, at looked) error {
@@ -679,7 +679,7 @@ func (s *screen) history(h *db.HistoryInfo) {
 func newInspectLeasesCommand() *cobra.Command {
 	return directoryArgs(&cobra.Command{
 		Use:   "leases DIR",
-		Short: "List owners, publications that have begun and restorations that are held",
+		Short: "List owners, publications under way and restorations held",
 		Long: `Leases lists who holds what in a database that is in use, the oldest first, with
 the time at which each is taken back. A database that is not in use has none.
 

@@ -173,7 +173,6 @@ func TestLookingFailsWithItsStatus(t *testing.T) {
 		{statusUsage, "--namespace or --all", []string{"clear", dir}},
 		{statusUsage, "generations, or flags", []string{"retire", dir}},
 		{statusUsage, "generations, or flags", []string{"retire", "--older", "5s", dir, "abcd"}},
-		{statusUsage, "want at least 1", []string{"crash", "--kill-every", "0"}},
 	} {
 		status, _, stderr := holdfast(t, c.args...)
 		require.Equal(t, c.status, status, "%v: %s", c.args, stderr)

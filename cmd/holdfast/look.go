@@ -34,11 +34,12 @@ type looked struct {
 	PID       int    `json:"pid,omitempty"` // of that process
 }
 
-func (l looked) String() string {
+// how says how it was looked at.
+func (l looked) how() string {
 	if l.Live {
-		return fmt.Sprintf("%s, in use by pid %d, which answers", l.Directory, l.PID)
+		return fmt.Sprintf("in use by pid %d, which answers", l.PID)
 	}
-	return fmt.Sprintf("%s, not in use, opened read-only", l.Directory)
+	return "not in use, opened read-only"
 }
 
 // look opens a database for looking, calls fn and lets go of it.
@@ -79,7 +80,9 @@ func lookError(ctx context.Context, err error) error {
 }
 
 // heading says where the answers come from, for people.
-func (s *screen) heading(at looked) { s.printf("%s\n", s.paint(dim, s.clip(at.String()))) }
+func (s *screen) heading(at looked) {
+	s.printf("%s\n", s.paint(dim, s.path(at.Directory, len(at.how())+2)+", "+at.how()))
+}
 
 // directoryArgs completes the first argument with directories, and others with what next gives.
 func directoryArgs(c *cobra.Command) *cobra.Command {

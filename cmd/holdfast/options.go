@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -29,6 +31,8 @@ type replayOptions struct {
 	ram          byteSize
 	disk         byteSize
 	writePolicy  string
+	codec        string
+	grace        time.Duration
 	restartEvery int
 	killEvery    int
 	audit        bool
@@ -40,7 +44,7 @@ type replayOptions struct {
 func defaultReplayOptions() replayOptions {
 	return replayOptions{
 		seed: 1, model: string(hybridModel), ranks: 1,
-		pageSize: 4 << 10, stateSize: 64 << 10, ram: 1 << 30, writePolicy: "write-through", audit: true,
+		pageSize: 4 << 10, stateSize: 64 << 10, ram: 1 << 30, writePolicy: "write-through", codec: "none", grace: db.DefaultSupersedeGrace, audit: true,
 	}
 }
 
@@ -94,6 +98,8 @@ publication contains filling its new pages.
 	f.Var(&o.ram, "ram", "size of the RAM tier")
 	f.Var(&o.disk, "disk", "size of the disk tier, 0 = unbounded")
 	f.StringVar(&o.writePolicy, "write-policy", o.writePolicy, "`WHEN` pages go to disk: "+strings.Join(policyNames(), ", "))
+	f.StringVar(&o.codec, "codec", o.codec, "`CODEC` of pages on disk: none, zstd")
+	f.DurationVar(&o.grace, "grace", o.grace, "`TIME` for which a superseded checkpoint keeps its place: requests are driven faster than they came, this is not")
 	f.IntVar(&o.restartEvery, "restart-every", o.restartEvery, "close and open the database every `N` requests, 0 = never")
 	f.IntVar(&o.killEvery, "kill-every", o.killEvery, "kill the database's process every `N` acknowledged requests, 0 = never")
 	f.BoolVar(&o.audit, "audit", o.audit, "at the end, restore every checkpoint that is still listed")
@@ -102,6 +108,7 @@ publication contains filling its new pages.
 	f.BoolVarP(&o.verbose, "verbose", "v", o.verbose, "write the database's log to standard error")
 	completeModel(c)
 	completeWith(c, "write-policy", policyNames()...)
+	completeWith(c, "codec", "none", "zstd")
 	return c
 }
 
@@ -155,6 +162,12 @@ func (o replayOptions) setup() (setup, error) {
 	if _, err := db.ParseWritePolicy(o.writePolicy); err != nil {
 		return setup{}, usageError(fmt.Errorf("--write-policy: %w", err))
 	}
+	if o.grace < 0 {
+		return setup{}, usageError(fmt.Errorf("--grace %v: negative: %w", o.grace, txn.ErrInvalid))
+	}
+	if _, err := db.ParseCodec(cmp.Or(o.codec, "none")); err != nil {
+		return setup{}, usageError(fmt.Errorf("--codec: %w", err))
+	}
 	if o.ram < db.MinRAMBytes || o.ram > db.MaxRAMBytes {
 		low, high := byteSize(db.MinRAMBytes), byteSize(db.MaxRAMBytes)
 		return setup{}, usageError(fmt.Errorf("--ram %v: want %v to %v: %w", &o.ram, &low, &high, txn.ErrInvalid))
@@ -167,6 +180,8 @@ func (o replayOptions) setup() (setup, error) {
 		RAMBytes:    int64(o.ram),
 		DiskBytes:   int64(o.disk),
 		WritePolicy: o.writePolicy,
+		Codec:       o.codec,
+		Grace:       cmp.Or(o.grace, -1),
 		Log:         o.verbose,
 		Faults:      o.faults,
 		Seed:        o.seed,
@@ -221,7 +236,7 @@ func runReplay(ctx context.Context, o replayOptions, stdin io.Reader, stdout, st
 	}
 	r := &report{
 		Trace: src.name, Model: s.Model, Ranks: s.Ranks, PageBytes: s.PageBytes, StateBytes: s.StateBytes,
-		RAMBytes: s.RAMBytes, DiskBytes: s.DiskBytes, WritePolicy: s.WritePolicy, Dir: o.dir,
+		RAMBytes: s.RAMBytes, DiskBytes: s.DiskBytes, WritePolicy: s.WritePolicy, Codec: s.Codec, Dir: o.dir,
 	}
 	d := &replay{
 		source: src, holder: h, ledger: newLedger(s), restartEvery: o.restartEvery, checkEvery: o.checkEvery, audit: o.audit,

@@ -107,10 +107,10 @@ func newReportCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "report DIR --html FILE",
 		Short: "Write a page that shows a database",
-		Long: `Report writes one HTML file that can be kept, sent and opened anywhere: tiers over
-time, the checkpoints as a tree, the segment files, latencies, and what was
-retired lately and why. It needs no network and asks nobody for anything. --json
-prints the same data instead.
+		Long: `Report writes one HTML file that can be kept, sent and opened anywhere: tiers
+over time, the checkpoints as a tree, the segment files, latencies, and what
+was retired lately and why. It needs no network and asks nobody for anything.
+--json prints the same data instead.
 
 ` + lookHelp + `
 
@@ -223,10 +223,10 @@ func newServeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve DIR",
 		Short: "Serve the page that shows a database, kept up to date",
-		Long: `Serve answers HTTP on one address, this machine's own unless another one is given,
-with the page of holdfast report, which then keeps itself up to date. Nothing can
-be changed through it. Whoever can reach the address sees what is in the
-database, prompts and pages excepted. It ends with SIGINT or SIGTERM.
+		Long: `Serve answers HTTP on one address, this machine's own unless another one is
+given, with the page of holdfast report, which then keeps itself up to date.
+Nothing can be changed through it. Whoever can reach the address sees what is
+in the database, prompts and pages excepted. It ends with SIGINT or SIGTERM.
 
 ` + lookHelp + `
 

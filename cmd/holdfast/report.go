@@ -19,6 +19,13 @@ const reportFaultsMax = 16
 // tableValueWidth keeps tables within 80 columns.
 const tableValueWidth = 50
 
+// parts are what bytes were written for.
+type parts struct {
+	Payload int64 `json:"payload"`
+	Other   int64 `json:"other"` // descriptors and padding around payloads
+	Log     int64 `json:"log"`
+}
+
 // report is the result of a replay. Its JSON form is an interface: fields are added, and neither renamed nor removed.
 type report struct {
 	Trace       string `json:"trace"` // name of the source
@@ -29,6 +36,7 @@ type report struct {
 	RAMBytes    int64  `json:"ram_bytes"`   // size of the tier
 	DiskBytes   int64  `json:"disk_bytes"`  // size of the tier; 0 = unbounded
 	WritePolicy string `json:"write_policy"`
+	Codec       string `json:"codec"`
 	Dir         string `json:"dir,omitempty"` // kept directory; absent if it was temporary
 
 	Requests          int64 `json:"requests"`            // driven, those without a whole block included
@@ -47,8 +55,11 @@ type report struct {
 	AuditedCheckpoints int64    `json:"audited_checkpoints"`
 	AuditedPages       int64    `json:"audited_pages"`
 
-	BytesWritten       int64   `json:"bytes_written"`        // the sum of bytes_written_by; what a killed child wrote after its last answer is not in it
-	Written            written `json:"bytes_written_by"`     // as the database counts them
+	BytesWritten       int64   `json:"bytes_written"`    // the sum of bytes_written_by; what a killed child wrote after its last answer is not in it
+	WrittenBy          parts   `json:"bytes_written_by"` // as the database counts them
+	Written            written `json:"-"`
+	OwnPayloadBytes    int64   `json:"own_payload_bytes"`    // of the payload written, pages that one checkpoint alone has: states
+	LeftRAMBytes       int64   `json:"left_ram_bytes"`       // of pages that left RAM while they were current: what a deferred write is for
 	UniquePayloadBytes int64   `json:"unique_payload_bytes"` // of what was published, every page of every rank once
 	RAMBytesUsed       int64   `json:"ram_bytes_used"`
 	DiskBytesUsed      int64   `json:"disk_bytes_used"`
@@ -98,7 +109,9 @@ func percentilesOf(samples []time.Duration) percentiles {
 
 // finish enters how it ended and what follows from the counts.
 func (r *report) finish(kills map[killPoint]int, err error) {
-	r.BytesWritten = r.Written.total()
+	w := r.Written
+	r.BytesWritten, r.OwnPayloadBytes, r.LeftRAMBytes = w.total(), w.Own, w.Left
+	r.WrittenBy = parts{Payload: w.Payload, Other: w.Other, Log: w.Log}
 	r.KillsAt = kills
 	for _, n := range kills {
 		r.Kills += int64(n)
@@ -167,6 +180,7 @@ func (r *report) writeTable(w io.Writer) error {
 	t.AppendRow(table.Row{"written", fmt.Sprintf("%s (payload %s, log %s)",
 		humanBytes(r.BytesWritten), humanBytes(r.Written.Payload), humanBytes(r.Written.Log))})
 	t.AppendRow(table.Row{"payload published", fmt.Sprintf("%s, each page counted once", humanBytes(r.UniquePayloadBytes))})
+	t.AppendRow(table.Row{"left RAM", fmt.Sprintf("%s while current, to be written once", humanBytes(r.LeftRAMBytes))})
 	t.AppendRow(table.Row{"in use", fmt.Sprintf("RAM %s, disk %s", humanBytes(r.RAMBytesUsed), humanBytes(r.DiskBytesUsed))})
 	if r.Checks > 0 {
 		t.AppendRow(table.Row{"checks", count(r.Checks)})

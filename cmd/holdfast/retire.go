@@ -49,10 +49,10 @@ func newRetireCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "retire DIR [GENERATION...]",
 		Short: "Retire and delete chosen checkpoints",
-		Long: `Retire delists checkpoints and gives their pages up, as far as no other checkpoint
-needs them. Named are the generations, cut to some digits if need be, or the
-flags choose them; without either nothing is retired. It shows how many there
-are and how many bytes come back, and asks.
+		Long: `Retire delists checkpoints and gives their pages up, as far as no other
+checkpoint needs them. Named are the generations, cut to some digits if need
+be, or the flags choose them; without either nothing is retired. It shows how
+many there are and how many bytes come back, and asks.
 
 The database must not be in use. It is opened and closed as a serving process
 does, which replays its log and clears up what a crash left.
@@ -104,10 +104,10 @@ func newClearCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "clear DIR",
 		Short: "Give up every checkpoint of one namespace, or of all",
-		Long: `Clear retires and deletes every checkpoint of exactly one namespace, or with --all
-of all of them. It shows how many there are and how many bytes come back, and
-asks. Other namespaces, and files that are not the database's, are left alone;
-so are loose pages.
+		Long: `Clear retires and deletes every checkpoint of exactly one namespace, or with
+--all of all of them. It shows how many there are and how many bytes come back,
+and asks. Other namespaces, and files that are not the database's, are left
+alone; so are loose pages.
 
 The database must not be in use. It is opened and closed as a serving process
 does, which replays its log and clears up what a crash left.

@@ -35,7 +35,7 @@ of 1000).
 	root.PersistentFlags().Bool("json", false, "print the result as one JSON object on standard output")
 	root.AddCommand(newReplayCommand(), newReplayChildCommand(), newBenchOpenChildCommand(), newBenchCommand(), newVersionCommand())
 	root.AddCommand(newInspectCommand(), newStatsCommand(), newTopCommand(), newRetireCommand(), newClearCommand())
-	root.AddCommand(newReportCommand(), newServeCommand(), newCrashCommand())
+	root.AddCommand(newReportCommand(), newServeCommand())
 	root.AddCommand(newVerifyCommand(), newRecoverCommand(), newSalvageCommand(), newScrubCommand(), newGPUCommand())
 	return root
 }

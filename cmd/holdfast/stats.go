@@ -16,9 +16,9 @@ func newStatsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "stats DIR",
 		Short: "Print all counters and gauges of a database",
-		Long: `Stats prints every counter and gauge, those of latencies included. Counters begin
-at zero when a process opens the database, so those of one that is not in use
-say nothing; the gauges are exact either way.
+		Long: `Stats prints every counter and gauge, those of latencies included. Counters
+begin at zero when a process opens the database, so those of one that is not in
+use say nothing; the gauges are exact either way.
 
 ` + lookHelp + `
 

@@ -73,6 +73,15 @@ func (s *screen) clip(line string) string {
 	return text.Trim(line, s.width-1) + "…"
 }
 
+// path cuts the front of a path off that leaves no room for so many columns beside it.
+func (s *screen) path(name string, beside int) string {
+	r := []rune(name)
+	if most := max(s.width-beside, 16); s.width > 0 && len(r) > most {
+		return "…" + string(r[len(r)-most+1:])
+	}
+	return name
+}
+
 // wrap breaks text at blanks into lines that fit behind an indent.
 func (s *screen) wrap(indent, body string) string {
 	width := s.width

@@ -177,11 +177,12 @@ func fit(text string, file *os.File) string {
 func (s *screen) top(f, before *frame) {
 	o := f.Overview
 	st := &o.Stats
-	state := s.paint(green, fmt.Sprintf("in use by pid %d, open for %s", f.PID, ago(o.At.Sub(o.Opened))))
-	if !f.Live {
-		state = s.paint(yellow, "not in use, opened read-only")
+	state, c := f.how(), yellow
+	if f.Live {
+		state, c = fmt.Sprintf("in use by pid %d, open for %s", f.PID, ago(o.At.Sub(o.Opened))), green
 	}
-	s.printf("%s\n", s.clip(s.paint(bold, "holdfast top")+"  "+o.Directory+"  "+state))
+	const title = "holdfast top"
+	s.printf("%s  %s  %s\n", s.paint(bold, title), s.path(o.Directory, len(title)+len(state)+4), s.paint(c, state))
 	if o.LogError != "" {
 		s.printf("%s\n", s.clip(s.paint(red, "the log is stopped: "+o.LogError)))
 	}

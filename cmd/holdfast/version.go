@@ -54,6 +54,12 @@ func newVersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Say which build this is",
+		Long: `Version names the release or the commit that this build is made from, the Go
+version and the platform.
+
+Exit status:
+  0    done
+  2    an argument is wrong`,
 		Example: `  holdfast version
   holdfast version --json`,
 		Args: cobra.NoArgs,
