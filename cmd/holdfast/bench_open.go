@@ -329,9 +329,9 @@ type openSuite struct {
 
 func openSuites() []openSuite {
 	return []openSuite{
-		{"long", "65,536 checkpoints of 61 pages on 2 ranks: closed, and killed with a full replay window", (*openBench).long},
+		{"long", "65,536 checkpoints of 61 pages: closed, and killed", (*openBench).long},
 		{"scale", "50,000 and 100,000 checkpoints", (*openBench).scale},
-		{"turns1m", "1,000,000 checkpoints of conversations, two new pages each: building takes long", (*openBench).turns1m},
+		{"turns1m", "1,000,000 checkpoints of conversations: takes long to build", (*openBench).turns1m},
 	}
 }
 

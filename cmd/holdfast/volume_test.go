@@ -43,7 +43,7 @@ func TestDeferredWritesOfConversations(t *testing.T) {
 		h, err := openEmbedded(t.Context(), s)
 		require.NoError(t, err)
 		d := driver(h, s, 0)
-		d.source = longConversations(32, 4)
+		d.source = longConversations(48, 4)
 		require.NoError(t, d.run(t.Context()))
 		require.Zero(t, d.report.Mismatches, d.report.Faults)
 		written[policy] = d.report.Written
@@ -53,7 +53,7 @@ func TestDeferredWritesOfConversations(t *testing.T) {
 	through, deferred := written["write-through"], written["on-evict"]
 	t.Logf("states: %d bytes written through, %d deferred: %.3f", through.Own, deferred.Own, float64(deferred.Own)/float64(through.Own))
 	require.Equal(t, unique, through.Payload, "every page once")
-	require.EqualValues(t, 32*20*(64<<10), through.Own)
+	require.EqualValues(t, 48*20*(64<<10), through.Own)
 	require.Positive(t, deferred.Own, "some left RAM")
 	require.LessOrEqual(t, deferred.Own*10, through.Own)
 	require.LessOrEqual(t, deferred.Payload-deferred.Own, through.Payload-through.Own, "no attention page twice")
