@@ -49,7 +49,7 @@ func newCrashCommand() *cobra.Command {
 	}
 	c := &cobra.Command{
 		Use:   "crash",
-		Short: "Look for the sequence of operations, faults and crashes that breaks the promise",
+		Short: "Look for what breaks the promise: operations, faults, crashes",
 		Long: `Crash leads databases on simulated disks through generated histories of
 operations, faults, killed processes and power failures, and holds each against
 a model after every step and after every recovery. The database is the real one;
