@@ -546,7 +546,7 @@ func newBenchOpenCommand() *cobra.Command {
 	b := &openBench{}
 	var words []string
 	for _, s := range openSuites() {
-		words = append(words, fmt.Sprintf("  %-8s %s", s.name, s.about))
+		words = append(words, fmt.Sprintf("  %-8s %s", s.name, strings.ReplaceAll(wrapAt(s.about, 66), "\n", "\n           ")))
 	}
 	c := &cobra.Command{
 		Use:   "open [WORD]...",

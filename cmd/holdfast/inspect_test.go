@@ -297,7 +297,7 @@ func TestRetireIsExactAndAsks_B40(t *testing.T) {
 	dir := filled(t)
 	var l struct{ Checkpoints []db.CheckpointInfo }
 	asJSON(t, statusOK, &l, "inspect", "checkpoints", "--limit", "1000", dir)
-	all := slices.Clone(l.Checkpoints) // the next answer is read into the same memory
+	all := slices.Clone(l.Checkpoints) // what is decoded next goes into the same memory
 	before := hashTree(t, dir)
 	status, _, stderr := holdfast(t, "retire", dir, all[0].Generation.String()[:10])
 	require.Equal(t, statusUsage, status)
