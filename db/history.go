@@ -392,7 +392,7 @@ func (h *chronicle) forget(historyMax, marksMax int64) error {
 	}
 	now := h.now()
 	b := h.index.NewBatch()
-	if err := h.forgetRetirements(snapshot, b, c, now, historyMax); err == nil {
+	if err = h.forgetRetirements(snapshot, b, c, now, historyMax); err == nil {
 		err = h.thin(b, c, now, marksMax)
 	}
 	if err != nil {

@@ -139,7 +139,7 @@ func (s *introspection) listen() (net.Listener, error) {
 		return nil, osError("listen on", s.path, err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false) // by its own name, which may not lead there any more
-	if err := os.Chmod(s.path, 0o600); err == nil {
+	if err = os.Chmod(s.path, 0o600); err == nil {
 		s.info, err = os.Lstat(s.path)
 	}
 	if err != nil {

@@ -25,7 +25,6 @@ type Scheduler struct {
 
 type ticket struct {
 	call Call
-	n    int
 	turn chan struct{}
 }
 

@@ -20,11 +20,6 @@ func campaign(t *testing.T, parallel int) *Campaign {
 	return &Campaign{Worker: []string{self}, Environ: []string{workerVariable + "=1"}, Parallel: parallel, Seed: 1, Scratch: t.TempDir()}
 }
 
-func firstLine(s string) string {
-	s, _, _ = strings.Cut(s, "\n")
-	return s
-}
-
 // Simulated crashes break no promise, and the same seeds give the same histories, call by call.
 func TestSimulatedCrashesKeepThePromise(t *testing.T) {
 	c := campaign(t, 2)

@@ -47,7 +47,6 @@ const (
 func ratioAtLeast(bound float64) goal { return goal{goalRatio, true, bound} }
 func ratioAtMost(bound float64) goal  { return goal{goalRatio, false, bound} }
 func valueAtMost(bound float64) goal  { return goal{goalValue, false, bound} }
-func valueAtLeast(bound float64) goal { return goal{goalValue, true, bound} }
 
 // overReferenceAtMost bounds by how much the value is above the reference, in the unit of both.
 func overReferenceAtMost(bound float64) goal { return goal{goalDifference, false, bound} }

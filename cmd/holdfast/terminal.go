@@ -93,9 +93,8 @@ func (s *screen) wrap(indent, body string) string {
 
 // columns is a table without lines: a head, and rows under it. Numbers go to the right.
 type columns struct {
-	screen  *screen
-	t       table.Writer
-	numbers []int
+	screen *screen
+	t      table.Writer
 }
 
 func (s *screen) columns(head ...string) *columns {

@@ -122,7 +122,7 @@ func (c *client) verify() {
 // that the test logs are the table of docs/llamaserve.md.
 func TestSituationsOfTheFoundingFault(t *testing.T) {
 	enginetest.LibraryPath(t)
-	for _, arch := range []string{"qwen35", "gemma3"} {
+	for _, arch := range situated() {
 		t.Run(arch, func(t *testing.T) {
 			var rows []string
 			for _, s := range []struct {
@@ -142,10 +142,18 @@ func TestSituationsOfTheFoundingFault(t *testing.T) {
 	}
 }
 
+// situated gives the models that are put into the situations: a hybrid one, and, where there is time, one with a window.
+func situated() []string {
+	if testing.Short() {
+		return []string{"qwen35"}
+	}
+	return []string{"qwen35", "gemma3"}
+}
+
 // The last of the situations: a stop with a deadline while there is more in RAM than the disk takes until then.
 func TestStopWhileStoring(t *testing.T) {
 	enginetest.LibraryPath(t)
-	for _, arch := range []string{"qwen35", "gemma3"} {
+	for _, arch := range situated() {
 		t.Run(arch, func(t *testing.T) {
 			t.Parallel() // it waits most of the time
 			t.Logf("%s\n%s", arch, strings.Join(stopWhileStoring(t, arch), "\n"))
