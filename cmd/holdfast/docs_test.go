@@ -34,6 +34,9 @@ var changes = []struct {
 	{regexp.MustCompile(`--limit \d+`), ``},
 	{regexp.MustCompile(`--(kill|restart|check)-every \d+`), `--$1-every 7`},
 	{regexp.MustCompile(`^holdfast replay\b`), `holdfast replay --limit 20`},
+	{regexp.MustCompile(`^holdfast crash --duration \w+`), `holdfast crash --duration 1s`},
+	{regexp.MustCompile(`^holdfast crash --count \d+`), `holdfast crash --count 20`},
+	{regexp.MustCompile(`^holdfast crash --(exhaustive|replay) .*`), ``}, // minutes, and a file that is there after a violation
 	{regexp.MustCompile(`^holdfast bench replay\b`), `holdfast bench replay --limit 20`},
 }
 
