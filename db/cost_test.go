@@ -1,3 +1,7 @@
+//go:build !invariants && !race
+
+// What deriving everything anew, and looking for races, allocate is not of interest.
+
 package db
 
 import (
