@@ -195,7 +195,7 @@ var damageKinds = []damageKind{
 		for _, f := range m.tables(t, "*.sst") {
 			require.NoError(t, os.Remove(f))
 		}
-	}, BySalvage, "index", ErrIO, all},
+	}, BySalvage, "index", ErrCorrupt, all},
 	{"index: a bit of a table", "closed", func(t *testing.T, m *model) { flip(t, m.tables(t, "*.sst")[0], 40) }, BySalvage, "index", ErrCorrupt, all},
 	{"catalogue: an entry is missing", "closed", func(t *testing.T, m *model) {
 		x, err := index.Open(m.path(indexName), index.Options{Logger: quiet})

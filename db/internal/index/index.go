@@ -108,6 +108,9 @@ func Open(dir string, o Options) (x *Index, err error) {
 	db, err := pebble.Open(dir, opts)
 	if err != nil {
 		cache.Unref()
+		if errors.Is(err, fs.ErrNotExist) { // a file that the index names is gone, or a damaged name leads nowhere
+			return nil, fmt.Errorf("index %s: %w: %w", dir, txn.ErrCorrupt, err)
+		}
 		return nil, fmt.Errorf("index %s: %w", dir, classify(err))
 	}
 	guard.mu.Lock()
