@@ -30,7 +30,7 @@ type Campaign struct {
 	Duration time.Duration
 	// Small has the exhaustive set run, instead of generated programs.
 	Small bool
-	// HangAfter is how long one program may take before its worker is taken for hanging; 0 is a minute.
+	// HangAfter is how long one program may take before its worker is taken for hanging; 0 is two minutes.
 	HangAfter time.Duration
 	// Scratch is a directory in which now and then an image is opened as a real one; empty: never.
 	Scratch string

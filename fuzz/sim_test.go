@@ -20,7 +20,7 @@ func campaign(t *testing.T, parallel int) *Campaign {
 	return &Campaign{Worker: []string{self}, Environ: []string{workerVariable + "=1"}, Parallel: parallel, Seed: 1, Scratch: t.TempDir()}
 }
 
-// Simulated crashes break no promise, and the same seeds give the same histories, call by call.
+// Simulated crashes break no promise.
 func TestSimulatedCrashesKeepThePromise(t *testing.T) {
 	c := campaign(t, 2)
 	c.Cycles = 1200
