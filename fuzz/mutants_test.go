@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -34,4 +35,9 @@ func TestEveryMutantIsFound(t *testing.T) {
 	if path := os.Getenv("HOLDFAST_MUTANTS"); path != "" {
 		require.NoError(t, os.WriteFile(path, []byte(table), 0o600))
 	}
+}
+
+func firstLine(s string) string {
+	s, _, _ = strings.Cut(s, "\n")
+	return s
 }
