@@ -55,6 +55,8 @@ type DB struct {
 	opened     atomic.Bool  // Open has come to its end: everything above is there
 	lateWrites atomic.Int64 // writes under way that take longer than makeRoom waits for: the disk lags
 
+	evacuating longLock // held while a segment is evacuated, so that whoever counts everything can keep it still
+
 	owners   ownerSet
 	leases   leaseSet
 	unproven *unproven
@@ -110,7 +112,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 		return nil, fmt.Errorf("db: the context ended before the call: %w: %w", ErrBusy, context.Cause(ctx))
 	}
 	begun := time.Now()
-	d := &DB{options: o, pending: newPending(), owners: ownerSet{all: map[*Owner]bool{}}, leases: leaseSet{all: map[*lease]leaseTerm{}}, gate: newGate(), admission: admission{turn: make(chan struct{}, 1)}}
+	d := &DB{options: o, pending: newPending(), evacuating: newLongLock(), owners: ownerSet{all: map[*Owner]bool{}}, leases: leaseSet{all: map[*lease]leaseTerm{}}, gate: newGate(), admission: admission{turn: make(chan struct{}, 1)}}
 	var undo []func() error
 	defer func() {
 		for i := len(undo) - 1; i >= 0 && err != nil; i-- {

@@ -29,7 +29,10 @@ func (d *DB) evacuateLoop() {
 	for {
 		select {
 		case n := <-d.disk.sparse:
-			if err := d.evacuate(ctx, n); err != nil && !errors.Is(err, ErrClosed) {
+			d.evacuating.Lock()
+			err := d.evacuate(ctx, n)
+			d.evacuating.Unlock()
+			if err != nil && !errors.Is(err, ErrClosed) {
 				d.options.Logger.Warn("segment not evacuated", "segment", n, "error", err)
 			}
 		case <-d.gate.stopping:

@@ -175,11 +175,13 @@ func onDiskBytes(t testing.TB, d *DB) (bytes int64) {
 	return bytes
 }
 
-// recount compares every gauge with what counting everything gives. The database is not in use, but for segments that are being
-// evacuated in the background, which is waited for.
+// recount compares every gauge with what counting everything gives. The database is not in use; an evacuation in the background is
+// waited for, and the next one does not begin meanwhile.
 func recount(t testing.TB, d *DB) {
 	t.Helper()
 	settle(t, d)
+	d.evacuating.Lock()
+	defer d.evacuating.Unlock()
 	for begun := time.Now(); time.Since(begun) < patience; time.Sleep(time.Millisecond) {
 		idle(d)
 		if d.residency.counts().pinned == 0 && onDiskBytes(t, d) == stats(t, d).DiskBytes {
