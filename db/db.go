@@ -23,8 +23,8 @@ import (
 //
 // The way of a checkpoint through it:
 //
-//	Begin       publish.go    claim the pages that are not there, reserve RAM (room.go, residency.go)
-//	Slots       publish.go    the caller fills them
+//	Begin       claim.go      claim the pages that are not there, reserve RAM (room.go, residency.go)
+//	Slots       slot.go       the caller fills them
 //	Commit      publish.go    write them, if the policy says so (persist.go, space.go); list it (commit.go)
 //	Lookup      lookup.go     find the longest prefix
 //	Restore     restore.go    pin its pages, read what is not in RAM

@@ -3,7 +3,7 @@
 //
 //	disk.go, storage.go    the simulated disk, and the file systems of a database over it
 //	schedule.go            the order in which goroutines get at it, by a seed
-//	program.go, world.go   histories as data, and a database being led through one
+//	program.go, world.go   histories as data, and a database being led through one (steps.go, recovery.go, checks.go)
 //	model.go               the promise in plain Go
 //	exhaustive.go          every small history, cut off everywhere
 //	worker.go, campaign.go processes that run programs, and who starts them, and makes a violation smaller

@@ -369,7 +369,7 @@ const logName = "00000000000000000001"
 // Appender does to the simulated disk what github.com/tidwall/wal does to a real one, as far as the log uses it: one file of entries,
 // each with its length before it; reading all of it to open it, refusing what does not end with an entry; one write
 // for a batch; no sync but the one that is asked for and the one of Close. Worlds that go on from a real directory compare it
-// with the original (world.go).
+// with the original (recovery.go).
 func (d logFS) Appender(dir string) (wal.Appender, uint64, error) {
 	p := path.Join(dir, logName)
 	h, err := d.open(p)

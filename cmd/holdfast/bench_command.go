@@ -212,7 +212,7 @@ func runBench(ctx context.Context, o benchOptions, words []string, stdout, stder
 		if err != nil {
 			return err
 		}
-		defer stop()
+		defer func() { err = errors.Join(err, stop()) }()
 	}
 	r := &benchReport{Machine: describeMachine(b.dir), Quick: o.quick, Rows: []benchRow{}}
 	begun := time.Now()
@@ -254,7 +254,7 @@ func runBench(ctx context.Context, o benchOptions, words []string, stdout, stder
 }
 
 // profileTo writes a CPU profile to a file until it is stopped.
-func profileTo(path string) (stop func(), err error) {
+func profileTo(path string) (stop func() error, err error) {
 	f, err := os.Create(path)
 	if err != nil {
 		return nil, usageError(fileError("create", path, err))
@@ -262,9 +262,12 @@ func profileTo(path string) (stop func(), err error) {
 	if err := pprof.StartCPUProfile(f); err != nil {
 		return nil, errors.Join(usageError(fmt.Errorf("--cpu-profile: %w: %w", txn.ErrConflict, err)), f.Close())
 	}
-	return func() {
+	return func() error {
 		pprof.StopCPUProfile()
-		_ = f.Close()
+		if err := f.Close(); err != nil {
+			return fileError("write", path, err)
+		}
+		return nil
 	}, nil
 }
 
