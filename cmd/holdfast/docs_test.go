@@ -40,7 +40,8 @@ var changes = []struct {
 	{regexp.MustCompile(`^holdfast bench replay\b`), `holdfast bench replay --limit 20`},
 }
 
-// elsewhere are the documents whose commands take more than this program or more than a minute, and the tests that run them.
+// elsewhere are the documents whose commands are not run: they take more than this program, or minutes. With each, where what the commands
+// do is tested instead.
 var elsewhere = map[string]string{
 	"llamaserve.md": "../llamaserve/process_test.go", // a library that is loaded at run time, and a server
 	"benchmarks.md": "bench_command_test.go",         // minutes; what it is made of is tested
