@@ -78,13 +78,13 @@ func (h *hold) end(why string) {
 		return
 	}
 	h.ended = why
+	if !mutant.On("a lease is never over") {
+		h.db.counters.leases.Add(-1) // no later than Err tells
+	}
 	pages := h.spent()
 	t.mu.Unlock()
 	h.lease.stop()
 	t.unpinAll(pages)
-	if !mutant.On("a lease is never over") {
-		h.db.counters.leases.Add(-1)
-	}
 }
 
 // admit counts one more hold, which end counts out; ErrBusy if too many are held.

@@ -108,20 +108,21 @@ func (x *looseIndex) find(v txn.Reader, key txn.Key) (bytes int64, p txn.Placeme
 	return bytes, p, err == nil, err
 }
 
-// add enters pages that lie on disk now; place gives their copies, and leaves out what was deleted meanwhile. What is
-// entered already is passed over.
-func (x *looseIndex) add(pages []*page, place func(*page) (txn.Placement, bool)) error {
+// add enters pages that lie on disk now. copyOf gives their copies, and leaves out what was deleted meanwhile. What is entered
+// already stays as it is, and is given back.
+func (x *looseIndex) add(pages []*page, copyOf func(*page) (txn.Placement, bool), already func(*page, txn.Placement)) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	b := x.index.NewBatch()
 	for _, p := range pages {
-		at, ok := place(p)
+		at, ok := copyOf(p)
 		if !ok {
 			continue
 		}
-		if _, _, entered, err := x.find(b, p.key); err != nil {
+		if _, there, entered, err := x.find(b, p.key); err != nil {
 			return discard(b, err)
 		} else if entered {
+			already(p, there)
 			continue
 		}
 		if err := b.Set(looseKey('p', p.key[:]), encodeLoose(p.bytes, at)); err != nil {
@@ -137,10 +138,9 @@ func (x *looseIndex) add(pages []*page, place func(*page) (txn.Placement, bool))
 	return b.Commit()
 }
 
-// remove takes pages out and gives the disk copies that they had.
-func (x *looseIndex) remove(keys []txn.Key) (freed []txn.Placement, err error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+// remove takes pages out and gives the disk copies that they had. With mu.
+func (x *looseIndex) remove(keys []txn.Key) (freed map[txn.Key]txn.Placement, err error) {
+	freed = map[txn.Key]txn.Placement{}
 	b := x.index.NewBatch()
 	for _, key := range keys {
 		_, at, ok, err := x.find(b, key)
@@ -159,7 +159,7 @@ func (x *looseIndex) remove(keys []txn.Key) (freed []txn.Placement, err error) {
 		if err := x.count(b, at, -1); err != nil {
 			return nil, discard(b, err)
 		}
-		freed = append(freed, at)
+		freed[key] = at
 	}
 	return freed, b.Commit()
 }
@@ -265,7 +265,7 @@ func (d *DB) PutLoose(ctx context.Context, ns *Namespace, pages ...LoosePage) er
 }
 
 // enterLoose puts a page into the table, pinned; nil if it is there already. It waits for those who are finding out about one that is
-// unproven.
+// unproven, or are deleting it.
 func (d *DB) enterLoose(ctx context.Context, key txn.Key, slots []arena.Slot) (*page, error) {
 	t := d.residency
 	for {
@@ -279,7 +279,7 @@ func (d *DB) enterLoose(ctx context.Context, key txn.Key, slots []arena.Slot) (*
 			t.mu.Unlock()
 			return p, nil
 		}
-		if !p.unproven {
+		if !p.unproven && p.known {
 			t.mu.Unlock()
 			d.giveBack(slots)
 			return nil, nil
@@ -475,58 +475,62 @@ func (d *DB) DeleteLoose(ctx context.Context, ns *Namespace, keys ...[]byte) (in
 	return d.dropLoose(digests)
 }
 
-// dropLoose takes loose pages out of the table, then out of the index: who enters them into the index looks at the table
-// first, with the index locked, so none comes back. Who enters them into the table looks at the index afterwards; what got there
-// in between is taken out again.
+// dropLoose deletes loose pages. While their index changes it keeps them in the table, pinned and unknown: who gets one misses it, who
+// puts one waits, and who enters one into the index, for which the index is locked, finds that it must not. A page whose copy the
+// index did not name was entered into the table from an old reading: the copy is not its own.
 func (d *DB) dropLoose(keys []txn.Key) (n int, err error) {
-	t := d.residency
-	var dropped []*page
-	copies := map[txn.Placement]bool{} // that go with the last pin of their page
+	t, x := d.residency, d.loose
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	dropped := map[txn.Key]*page{}
 	t.mu.Lock()
 	for _, key := range keys {
-		p := t.pages.get(key)
-		if p == nil || !p.known {
-			continue
-		}
-		p.known = false
-		p.unlink()
-		t.forget(p)
-		dropped = append(dropped, p)
-		if p.place != nil {
-			copies[p.place[0]] = true
-		} else {
-			n++
-		}
-	}
-	t.mu.Unlock()
-	freed, err := d.loose.remove(keys)
-	t.mu.Lock()
-	for _, key := range keys {
-		if p := t.pages.get(key); p != nil && p.known && len(p.place) == 1 && slices.Contains(freed, p.place[0]) {
+		if p := t.pages.get(key); p != nil && p.known {
 			p.known = false
-			p.unlink()
-			t.forget(p)
-			dropped = append(dropped, p)
-			copies[p.place[0]] = true
+			t.pin(p)
+			dropped[key] = p
 		}
 	}
 	t.mu.Unlock()
+	freed, err := x.remove(keys)
 	var out leftovers
-	for _, at := range freed {
+	t.mu.Lock()
+	defer func() {
+		t.mu.Unlock()
+		t.giveBack(&out)
+	}()
+	if err != nil {
+		for _, p := range dropped {
+			p.known = true
+			p.signal()
+			t.unpin(p, &out)
+		}
+		return 0, err
+	}
+	for key, at := range freed {
 		n++
-		if !copies[at] {
+		// The one in the table may have been entered meanwhile.
+		if p := t.pages.get(key); p != nil && p.known && len(p.place) == 1 && p.place[0] == at {
+			p.known = false
+			t.pin(p)
+			dropped[key] = p
+		}
+		if p := dropped[key]; p == nil || len(p.place) != 1 || p.place[0] != at {
 			out.places = append(out.places, at)
 		}
 	}
-	t.mu.Lock()
-	for _, p := range dropped {
-		if p.pins == 0 {
-			t.settle(p, &out)
+	for key, p := range dropped {
+		at, indexed := freed[key]
+		if !indexed && p.slots != nil {
+			n++
 		}
+		if named := indexed && len(p.place) == 1 && p.place[0] == at; !named && !p.unrecorded {
+			p.place = nil
+		}
+		t.forget(p)
+		t.unpin(p, &out)
 	}
-	t.mu.Unlock()
-	t.giveBack(&out)
-	return n, err
+	return n, nil
 }
 
 func looseKeys(ns *Namespace, n int, key func(i int) []byte) ([]txn.Key, error) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -207,4 +208,105 @@ func TestLoosePagesUnderManyHands(t *testing.T) {
 		require.NoError(t, err)
 	}
 	requireEmpty(t, d)
+}
+
+// Every disk copy is given back once: also where a page was entered into the table from a reading of the index that is older than its
+// deletion, and its first holder still has it.
+func TestLoosePageDeletedTwiceIsGivenBackOnce(t *testing.T) {
+	for _, leased := range []bool{false, true} {
+		t.Run(fmt.Sprintf("leased=%v", leased), func(t *testing.T) {
+			d := openDB(t, tempDir(t), Options{})
+			ns := testNamespace(t, 1)
+			for k := range 2 { // the other one keeps the segment
+				require.NoError(t, d.PutLoose(context.Background(), ns, LoosePage{Key: looseName(k), Bytes: looseBytes(k, 9000)}))
+			}
+			outOfRAM(t, d)
+			keys, err := looseKeys(ns, 1, func(int) []byte { return looseName(1) })
+			require.NoError(t, err)
+			var first *LooseLease
+			if leased {
+				first, err = d.GetLoose(context.Background(), nil, ns, looseName(1))
+				require.NoError(t, err)
+			}
+			old := d.index.Snapshot()
+			defer old.Close()
+			n, err := d.DeleteLoose(context.Background(), ns, looseName(1))
+			require.NoError(t, err)
+			require.Equal(t, 1, n)
+			late := &LooseLease{hold: hold{db: d}, at: make([]int, 1)}
+			require.NoError(t, d.enterKnownLoose(old, late, keys))
+			require.Len(t, late.pages, 1)
+			n, err = d.DeleteLoose(context.Background(), ns, looseName(1))
+			require.NoError(t, err)
+			require.Zero(t, n)
+			d.residency.unpinAll(late.pages)
+			if leased {
+				require.Equal(t, looseBytes(1, 9000), first.Bytes(0))
+				first.Release()
+			}
+			settle(t, d)
+			recount(t, d)
+			require.True(t, getLoose(t, d, ns, 0, 9000))
+		})
+	}
+}
+
+// Two that put a page, of whom the first has written and evicted it before the second, who had looked before, enters it.
+func TestLoosePagePutTwiceHasOneCopy(t *testing.T) {
+	d := openDB(t, tempDir(t), Options{})
+	ns := testNamespace(t, 1)
+	put := func() {
+		slots, err := d.allocate(context.Background(), []int64{9000})
+		require.NoError(t, err)
+		copy(slots[0].Bytes(), looseBytes(1, 9000))
+		keys, err := looseKeys(ns, 1, func(int) []byte { return looseName(1) })
+		require.NoError(t, err)
+		p, err := d.enterLoose(context.Background(), keys[0], slots)
+		require.NoError(t, err)
+		require.NoError(t, d.persist(context.Background(), []*page{p}))
+		d.residency.unpinAll([]*page{p})
+		outOfRAM(t, d)
+	}
+	put()
+	put()
+	settle(t, d)
+	recount(t, d)
+	require.True(t, getLoose(t, d, ns, 1, 9000))
+	n, err := d.DeleteLoose(context.Background(), ns, looseName(1))
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	settle(t, d)
+	requireEmpty(t, d)
+}
+
+// A page that is being deleted is not taken for one that is there: who gets it misses it, and who puts it waits.
+func TestLoosePagePutWhileItIsDeleted(t *testing.T) {
+	d := openDB(t, tempDir(t), Options{WritePolicy: OnEvict})
+	ns := testNamespace(t, 1)
+	require.NoError(t, d.PutLoose(context.Background(), ns, LoosePage{Key: looseName(1), Bytes: looseBytes(1, 9000)}))
+	keys, err := looseKeys(ns, 1, func(int) []byte { return looseName(1) })
+	require.NoError(t, err)
+	r := d.residency
+	r.mu.Lock()
+	old := r.pages.get(keys[0])
+	old.known = false // as dropLoose does before it changes the index
+	r.pin(old)
+	r.mu.Unlock()
+	put := make(chan error, 1)
+	go func() {
+		put <- d.PutLoose(context.Background(), ns, LoosePage{Key: looseName(1), Bytes: looseBytes(1, 9000)})
+	}()
+	require.Eventually(t, func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return old.use != nil && old.use.changed != nil
+	}, patience, time.Millisecond)
+	require.False(t, getLoose(t, d, ns, 1, 9000))
+	r.mu.Lock()
+	r.forget(old)
+	r.mu.Unlock()
+	require.NoError(t, <-put)
+	r.unpinAll([]*page{old})
+	require.True(t, getLoose(t, d, ns, 1, 9000))
+	recount(t, d)
 }

@@ -70,22 +70,33 @@ func (d *DB) persist(ctx context.Context, pages []*page) (err error) {
 	}, true)
 }
 
-// indexLoose enters loose pages that have disk copies in their index. Who was deleted meanwhile stays out.
+// indexLoose enters loose pages that have disk copies in their index. Who was deleted meanwhile stays out. One that somebody else put,
+// wrote and evicted since it was looked up has a copy there already, and keeps that one.
 func (d *DB) indexLoose(pages []*page) error {
 	if len(pages) == 0 {
 		return nil
 	}
+	r := d.residency
+	var second []txn.Placement
 	err := d.loose.add(pages, func(p *page) (txn.Placement, bool) {
-		d.residency.mu.Lock()
-		defer d.residency.mu.Unlock()
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		if !p.known || p.lost {
 			return txn.Placement{}, false
 		}
 		return p.place[0], true
+	}, func(p *page, first txn.Placement) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if p.place[0] != first {
+			second = append(second, p.place...)
+			p.place = []txn.Placement{first}
+		}
 	})
 	if err == nil {
-		d.residency.recorded(pages)
+		r.recorded(pages)
 	}
+	r.giveBack(&leftovers{places: second})
 	return err
 }
 
@@ -193,9 +204,9 @@ func (d *DB) endJob(j *job, pages []*page, err error) {
 		d.lateWrites.Add(-1)
 	}
 	r.mu.Unlock()
+	r.unpinAll(pages)
 	j.err = err
 	close(j.done)
-	r.unpinAll(pages)
 	d.gate.leave()
 }
 

@@ -377,7 +377,7 @@ func (s *salvage) addLoose(x *index.Index) error {
 	for key, c := range s.loose {
 		pages = append(pages, &page{key: key, bytes: c.bytes})
 	}
-	return (&looseIndex{index: x}).add(pages, func(p *page) (txn.Placement, bool) { return s.loose[p.key].at, true })
+	return (&looseIndex{index: x}).add(pages, func(p *page) (txn.Placement, bool) { return s.loose[p.key].at, true }, func(*page, txn.Placement) {})
 }
 
 // finish puts an earlier salvage in place.

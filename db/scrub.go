@@ -175,35 +175,59 @@ func (d *DB) judge(ctx context.Context, c *copyOf) (healed, lost bool, err error
 
 // pinCopied pins a page if the copy is still its own; nil otherwise.
 func (d *DB) pinCopied(c *copyOf) (p *page, ranks int, err error) {
-	snapshot := d.index.Snapshot()
-	defer snapshot.Close()
-	fresh := &page{key: c.key, bytes: c.bytes, known: true, class: segment.Shared}
+	before := d.index.Snapshot()
+	p, err = d.enterCopied(before, c)
+	if err = errors.Join(err, before.Close()); p == nil {
+		return nil, 0, err
+	}
+	ranks = len(p.place)
+	pages, proven := []*page{p}, false
+	now := d.index.Snapshot()
 	if c.loose {
-		_, at, there, err := d.loose.find(snapshot, c.key)
+		proven, err = true, d.proveLoose(now, pages)
+	} else {
+		proven, err = d.prove(now, pages)
+	}
+	if err = errors.Join(err, now.Close()); err == nil && proven {
+		return p, ranks, nil
+	}
+	d.settleUnproven(pages)
+	d.residency.unpinAll(pages)
+	if errors.Is(err, errChanged) {
+		err = nil
+	}
+	return nil, 0, err
+}
+
+// enterCopied pins a page if the copy was its own in a reading of the index, which may be old.
+func (d *DB) enterCopied(v txn.Reader, c *copyOf) (*page, error) {
+	fresh := &page{key: c.key, bytes: c.bytes, known: true, unproven: true, class: segment.Shared}
+	if c.loose {
+		_, at, there, err := d.loose.find(v, c.key)
 		if err != nil || !there || at != c.at {
-			return nil, 0, err
+			return nil, err
 		}
 		fresh.place, fresh.class = []txn.Placement{at}, segment.Loose
 	} else {
-		e, err := txn.ReadPage(snapshot, c.key)
+		e, err := txn.ReadPage(v, c.key)
 		if err != nil || e == nil || c.rank >= len(e.Place) || e.Place[c.rank] != c.at {
-			return nil, 0, err
+			return nil, err
 		}
 		fresh.place, fresh.parent, fresh.cool = e.Place, e.Parent, e.Current == 0
 	}
 	t := d.residency
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p = t.pages.get(c.key)
+	p := t.pages.get(c.key)
 	if p == nil && t.quarantine[c.key] == nil {
 		p = fresh
 		t.pages.put(p)
 	}
 	if p == nil || !p.known || p.lost || p.filler() != nil || !slices.Equal(p.place, fresh.place) {
-		return nil, 0, nil
+		return nil, nil
 	}
 	t.pin(p)
-	return p, len(p.place), nil
+	return p, nil
 }
 
 // scrubPause is the time between the end of a background pass and the begin of the next one.
