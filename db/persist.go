@@ -150,7 +150,12 @@ func (d *DB) writePages(ctx context.Context, pages []*page) error {
 	}
 }
 
-// write is a job that writes pages. The lifetime classes go to different segments, at the same time.
+// togetherBytesMax is the space up to which pages of shared and own lifetime that are written together go into one segment. Each file
+// costs a sync, and a device carries them out one after the other: for so few bytes that is most of the time. What dies first leaves a
+// hole.
+const togetherBytesMax = 512 << 10
+
+// write is a job that writes pages. The lifetime classes go to different segments, at the same time, unless they are small.
 func (d *DB) write(j *job, pages []*page) {
 	byClass := map[segment.Class][]*page{}
 	bytes := int64(0)
@@ -159,6 +164,10 @@ func (d *DB) write(j *job, pages []*page) {
 		for _, s := range p.slots {
 			bytes += txn.Placement{Stored: s.Len()}.Allocated()
 		}
+	}
+	if own := byClass[segment.Own]; bytes <= togetherBytesMax && len(own) > 0 && len(byClass[segment.Shared]) > 0 {
+		byClass[segment.Shared] = append(byClass[segment.Shared], own...)
+		delete(byClass, segment.Own)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), d.options.AdmissionTimeout)
 	ticket, err := d.disk.reserve(ctx, bytes)
@@ -247,7 +256,7 @@ func (d *DB) writeClass(class segment.Class, pages []*page) ([]txn.Placement, er
 		p.place, p.unrecorded, places = places[:n:n], true, places[n:]
 		d.counters.pagesWritten.Add(int64(n))
 		d.counters.payloadWritten.Add(p.bytes * int64(n))
-		if class == segment.Own {
+		if p.class == segment.Own {
 			d.counters.ownWritten.Add(p.bytes * int64(n))
 		}
 	}

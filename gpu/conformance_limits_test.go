@@ -77,16 +77,16 @@ func testWindow(t *testing.T, r rig) {
 	m := r.open(t, Options{Limits: l})
 	e := m.engine()
 	const n = 4096
-	host := pinned(t, e, 64*n)
-	device := m.alloc(t, 0, 128*n)
+	host := pinned(t, e, 128*n)
+	device := m.alloc(t, 0, 256*n)
 	var regions []Region
-	for i := range 64 {
+	for i := range 128 {
 		regions = append(regions, Region{device + uint64(2*i*n), host[i*n : (i+1)*n]})
 	}
 	m.hold()
 	var all []*Transfer
-	for part := range slices.Chunk(regions, 16) {
-		all = append(all, submit(t, e, Batch{Direction: Load, Regions: part}), submit(t, e, Batch{Direction: Store, Regions: part}))
+	for part := range slices.Chunk(regions, 32) {
+		all = append(all, submit(t, e, Batch{Direction: Load, Regions: part[:16]}), submit(t, e, Batch{Direction: Store, Regions: part[16:]}))
 	}
 	eventually(t, "the window is full", func() bool { return e.Stats()[0].InFlightRuns == 4 })
 	m.letGo()

@@ -136,12 +136,12 @@ func TestBlockedSubmissionHoldsUpItsLaneOnly(t *testing.T) {
 	e, err := Open(h, Options{Limits: Limits{Lanes: 1}, Logger: quiet})
 	require.NoError(t, err)
 	defer closeEngine(t, e)
-	address, err := h.Expose(0, make([]byte, 4096))
+	address, err := h.Expose(0, make([]byte, 3*4096))
 	require.NoError(t, err)
-	b := Batch{Direction: Load, Regions: []Region{{address, make([]byte, 4096)}}}
-	first, second := submit(t, e, b), submit(t, e, b)
+	region := func(i uint64) []Region { return []Region{{address + i*4096, make([]byte, 4096)}} }
+	first, second := submit(t, e, Batch{Direction: Load, Regions: region(0)}), submit(t, e, Batch{Direction: Load, Regions: region(1)})
 	<-reached
-	require.NoError(t, wait(t, submit(t, e, Batch{Direction: Store, Regions: []Region{{address, make([]byte, 4096)}}})))
+	require.NoError(t, wait(t, submit(t, e, Batch{Direction: Store, Regions: region(2)})))
 	close(blocked)
 	require.NoError(t, wait(t, first))
 	require.NoError(t, wait(t, second))
