@@ -173,27 +173,29 @@ func (d *DB) write(j *job, pages []*page) {
 	ticket, err := d.disk.reserve(ctx, bytes)
 	cancel()
 	if err == nil {
-		var group sync.WaitGroup
 		var mu sync.Mutex // guards written and err
 		var written []txn.Placement
-		for _, class := range slices.Sorted(maps.Keys(byClass)) { // always in the same order, so that a history can be run again
-			list := byClass[class]
-			group.Go(func() {
-				ranks := 1
-				for _, p := range list {
-					ranks = max(ranks, len(p.slots))
+		put := func(class segment.Class) {
+			list, ranks := byClass[class], 1
+			for _, p := range list {
+				ranks = max(ranks, len(p.slots))
+			}
+			for some := range slices.Chunk(list, segment.AppendPagesMax/ranks) {
+				places, e := d.writeClass(class, some)
+				mu.Lock()
+				written, err = append(written, places...), errors.Join(err, e)
+				mu.Unlock()
+				if e != nil {
+					return
 				}
-				for some := range slices.Chunk(list, segment.AppendPagesMax/ranks) {
-					places, e := d.writeClass(class, some)
-					mu.Lock()
-					written, err = append(written, places...), errors.Join(err, e)
-					mu.Unlock()
-					if e != nil {
-						return
-					}
-				}
-			})
+			}
 		}
+		var group sync.WaitGroup
+		classes := slices.Sorted(maps.Keys(byClass)) // always in the same order, so that a history can be run again
+		for _, class := range classes[1:] {
+			group.Go(func() { put(class) })
+		}
+		put(classes[0])
 		group.Wait()
 		d.disk.settle(ticket, bytes, written)
 	}
