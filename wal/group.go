@@ -46,7 +46,7 @@ type Request[T any] struct {
 // Apply.
 func (r *Request[T]) LSN() txn.LSN { return r.lsn }
 
-// Hooks are what a Group asks of its owner. They are called by one goroutine, never two at a time, and must not call Commit
+// Hooks are what a Group asks of its owner. They are called by the committer, never two at a time, and must not call Commit
 // or Close.
 //
 // Transactions are prepared one after the other, each seeing the effect of those prepared before it. A pass over a batch ends
@@ -94,8 +94,7 @@ func (o GroupOptions) withDefaults() (GroupOptions, error) {
 	return o, nil
 }
 
-// Group is group commit: many callers, one committer goroutine, one write and at most one sync for all that came in the
-// meantime.
+// Group is group commit: many callers, one committer, one write and at most one sync for all that came in the meantime.
 //
 // A request is *queued*, then *taken*, then *done*. While it is queued its caller may withdraw it, and it leaves no trace. Once
 // taken, its caller waits for the outcome, whatever happens to its context: a commit never answers "maybe". The committer
@@ -117,8 +116,14 @@ func (o GroupOptions) withDefaults() (GroupOptions, error) {
 // until as many are queued as are known to be about. It never waits for time to pass: a lone caller is never held up, and
 // the worst case is gatherYieldsMax rounds of other goroutines' work that is ready to run.
 //
-// Rejected: a timer (it costs a lone caller its whole length, and is too coarse for fast disks); letting the first waiting
-// caller do the work (its own context and stack then carry everybody's I/O, and the hooks lose their one goroutine); two batches in
+// # Who commits
+//
+// The committer is whoever has the turn. A caller that finds nobody at work takes it for the one batch that its request is in: a lone
+// caller is spared two changes of goroutines, which take about as long as a fast device takes for a sync. All others leave
+// their requests to a goroutine of the group, which goes on as long as there are any.
+//
+// Rejected: a timer (it costs a lone caller its whole length, and is too coarse for fast disks); letting callers commit one batch after
+// another (each would be held up by the work of others); two batches in
 // flight (the second could be acknowledged only after the first anyway, and a failure of the first would have to undo both).
 //
 // # Failure
@@ -130,17 +135,19 @@ type Group[T any] struct {
 	hooks Hooks[T]
 	opts  GroupOptions
 
-	slots    chan struct{} // holds one token for each queued request
-	wake     chan struct{} // tells the committer that the queue is not empty, or closing
+	turn     chan struct{} // holds a token while somebody is the committer
+	wake     chan struct{} // tells the goroutine that the queue is not empty, or closing
 	closing  chan struct{} // closed by Close
-	finished chan struct{} // closed when the committer has ended
+	finished chan struct{} // closed when the goroutine has ended
 
-	mu     sync.Mutex // guards queue and closed
+	mu     sync.Mutex // guards what follows
 	queue  []*Request[T]
+	room   chan struct{} // closed when the queue gets shorter; nil if nobody waits for that
 	closed bool
 
 	// The committer's own, kept from batch to batch for their memory.
 	batch    []*Request[T]
+	rest     []*Request[T] // taken, and the last batch had no room for them
 	accepted []*Request[T]
 	records  []Record
 }
@@ -156,7 +163,7 @@ func NewGroup[T any](l *Log, h Hooks[T], o GroupOptions) (*Group[T], error) {
 	}
 	g := &Group[T]{
 		log: l, hooks: h, opts: o,
-		slots:    make(chan struct{}, o.QueueLimit),
+		turn:     make(chan struct{}, 1),
 		wake:     make(chan struct{}, 1),
 		closing:  make(chan struct{}),
 		finished: make(chan struct{}),
@@ -177,6 +184,12 @@ func (g *Group[T]) Commit(ctx context.Context, r *Request[T]) error {
 		return err
 	}
 	select {
+	case g.turn <- struct{}{}:
+		g.lead(r)
+	default:
+		g.signal() // whoever has the turn may have taken what it takes
+	}
+	select {
 	case <-r.done:
 	case <-ctx.Done():
 		if g.withdraw(r) {
@@ -185,6 +198,18 @@ func (g *Group[T]) Commit(ctx context.Context, r *Request[T]) error {
 		<-r.done
 	}
 	return r.err
+}
+
+// lead commits what is queued, in the turn that the caller has taken for its request, and gives up the turn.
+func (g *Group[T]) lead(r *Request[T]) {
+	if batch := g.take(); len(batch) > 0 { // else somebody was faster
+		g.commit(batch)
+	}
+	left := len(g.rest) > 0 || g.queued() > 0
+	<-g.turn
+	if left {
+		g.signal()
+	}
 }
 
 func busy(ctx context.Context) error {
@@ -196,31 +221,43 @@ func (g *Group[T]) enqueue(ctx context.Context, r *Request[T]) error {
 	if ctx.Err() != nil {
 		return busy(ctx)
 	}
-	select {
-	case g.slots <- struct{}{}: // room, the usual case, without touching what all callers share
-	default:
+	for {
+		g.mu.Lock()
+		if g.closed {
+			g.mu.Unlock()
+			return errGroupClosed
+		}
+		if len(g.queue) < g.opts.QueueLimit {
+			g.queue = append(g.queue, r)
+			g.mu.Unlock()
+			return nil
+		}
+		if g.room == nil {
+			g.room = make(chan struct{})
+		}
+		room := g.room
+		g.mu.Unlock()
 		select {
-		case g.slots <- struct{}{}:
+		case <-room:
 		case <-ctx.Done():
 			return busy(ctx)
 		case <-g.closing:
 			return errGroupClosed
 		}
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		<-g.slots
-		return errGroupClosed
+}
+
+// shorter tells those who wait that the queue got shorter. With g.mu.
+func (g *Group[T]) shorter() {
+	if g.room != nil {
+		close(g.room)
+		g.room = nil
 	}
-	g.queue = append(g.queue, r)
-	g.signal()
-	return nil
 }
 
 var errGroupClosed = fmt.Errorf("wal: group: %w", txn.ErrClosed)
 
-// signal wakes the committer; a signal that is already pending serves for both.
+// signal wakes the goroutine; a signal that is already pending serves for both.
 func (g *Group[T]) signal() {
 	select {
 	case g.wake <- struct{}{}:
@@ -237,11 +274,11 @@ func (g *Group[T]) withdraw(r *Request[T]) bool {
 		return false
 	}
 	g.queue = slices.Delete(g.queue, i, i+1)
-	<-g.slots
+	g.shorter()
 	return true
 }
 
-// Close admits no further request, commits those that are queued, and returns when the committer has ended. The log stays
+// Close admits no further request, commits those that are queued, and returns when that is done. The log stays
 // open. Closing twice is a no-op.
 func (g *Group[T]) Close() {
 	g.mu.Lock()
@@ -261,47 +298,48 @@ func (g *Group[T]) queued() int {
 	return len(g.queue)
 }
 
-// take adds requests from the queue to the rest of the last batch, up to BatchLimit. If there are none it waits for the first
-// one; it returns none only if the group is closed.
-func (g *Group[T]) take(rest []*Request[T]) []*Request[T] {
-	g.batch = append(g.batch[:0], rest...)
-	for {
-		g.mu.Lock()
-		n := min(len(g.queue), g.opts.BatchLimit-len(g.batch))
-		g.batch = append(g.batch, g.queue[:n]...)
-		g.queue = slices.Delete(g.queue, 0, n)
-		closed := g.closed
-		g.mu.Unlock()
-		for range n {
-			<-g.slots
+// take gives the next batch, up to BatchLimit: the rest of the last one, and what is queued.
+func (g *Group[T]) take() []*Request[T] {
+	last := g.batch
+	g.batch = append(last[:0], g.rest...)
+	clear(last[len(g.batch):])
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := min(len(g.queue), g.opts.BatchLimit-len(g.batch))
+	g.batch = append(g.batch, g.queue[:n]...)
+	g.queue = slices.Delete(g.queue, 0, n)
+	if n > 0 {
+		g.shorter()
+	}
+	return g.batch
+}
+
+// commitAll commits what callers leave to it.
+func (g *Group[T]) commitAll() {
+	defer close(g.finished)
+	for range g.wake {
+		g.turn <- struct{}{}
+		closed := g.commitQueue()
+		<-g.turn
+		if closed {
+			return
 		}
-		if len(g.batch) > 0 || closed {
-			return g.batch
-		}
-		g.forget()
-		<-g.wake
 	}
 }
 
-// forget lets go of the last batch, so that an idle group keeps nobody's requests and payloads.
-func (g *Group[T]) forget() {
-	clear(g.batch[:cap(g.batch)])
-	clear(g.accepted[:cap(g.accepted)])
-	clear(g.records[:cap(g.records)])
-}
-
-// commitAll is the committer.
-func (g *Group[T]) commitAll() {
-	defer close(g.finished)
-	var rest []*Request[T]
+// commitQueue commits until nothing is queued, and tells whether nothing will be.
+func (g *Group[T]) commitQueue() (closed bool) {
 	for {
-		batch := g.take(rest)
+		g.mu.Lock()
+		closed = g.closed // before the queue is looked at: from then on it only gets shorter
+		g.mu.Unlock()
+		batch := g.take()
 		if len(batch) == 0 {
-			return
+			return closed
 		}
 		taken := len(batch)
-		rest = g.commit(batch)
-		if served := taken - len(rest); served > 1 {
+		g.commit(batch)
+		if served := taken - len(g.rest); served > 1 {
 			g.gather(served)
 		}
 	}
@@ -337,8 +375,18 @@ type pass[T any] struct {
 	misfit   *Request[T] // ended the pass: its record is one that no log could hold
 }
 
-// commit carries out one batch. It returns the requests that the batch had no room for; all others are done.
-func (g *Group[T]) commit(batch []*Request[T]) (rest []*Request[T]) {
+// commit carries out one batch and then lets go of it, so that an idle group keeps nobody's requests and payloads. What it had no
+// room for is the rest; all others are done.
+func (g *Group[T]) commit(batch []*Request[T]) {
+	g.rest = g.carryOut(batch)
+	if len(g.rest) == 0 {
+		clear(g.batch)
+	}
+	clear(g.accepted)
+	clear(g.records)
+}
+
+func (g *Group[T]) carryOut(batch []*Request[T]) (rest []*Request[T]) {
 	limit := len(batch)
 	for len(batch) > 0 {
 		if err := g.log.Err(); err != nil {
