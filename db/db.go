@@ -189,6 +189,7 @@ func Open(ctx context.Context, dir string, o Options) (*DB, error) {
 	}
 	d.begun = begun
 	d.opened.Store(true)
+	d.index.Begin()
 	if o.Introspection {
 		d.serving = d.introspect()
 	}

@@ -44,6 +44,9 @@ const (
 	flushFailuresMax = 6
 )
 
+// pauseAfter is how long the next try waits after so many failures in a row.
+func pauseAfter(failures int) time.Duration { return min(pauseMin<<min(failures-1, 10), pauseMax) }
+
 func newCareful(below vfs.FS) *careful {
 	return &careful{FS: below, broken: make(chan struct{}), closing: make(chan struct{})}
 }
@@ -99,7 +102,7 @@ func (c *careful) wait() error {
 	if n == 0 || !opened {
 		return nil
 	}
-	timer := time.NewTimer(min(pauseMin<<min(n-1, 10), pauseMax))
+	timer := time.NewTimer(pauseAfter(n))
 	defer timer.Stop()
 	select {
 	case <-timer.C:

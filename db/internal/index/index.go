@@ -57,6 +57,7 @@ type Options struct {
 type Index struct {
 	db      *pebble.DB
 	careful *careful
+	compact *compactions
 	cache   *pebble.Cache
 	dir     string
 	fs      vfs.FS
@@ -71,7 +72,7 @@ func Open(dir string, o Options) (x *Index, err error) {
 		}
 	}()
 	if o.FS == nil {
-		o.FS = vfs.Default
+		o.FS = private{vfs.Default}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -84,6 +85,7 @@ func Open(dir string, o Options) (x *Index, err error) {
 		o.FS = s
 	}
 	guard := newCareful(o.FS)
+	compact := newCompactions()
 	cache := pebble.NewCache(cacheBytes)
 	opts := &pebble.Options{
 		FS:                          guard,
@@ -97,11 +99,16 @@ func Open(dir string, o Options) (x *Index, err error) {
 		MaxOpenFiles:                openTables,
 		Logger:                      pebbleLog{o.Logger, guard},
 		// By default Pebble calls a block that fails its checksum fatal. Here it is the error of whoever reads it.
-		EventListener: &pebble.EventListener{DataCorruption: func(info pebble.DataCorruptionInfo) {
-			o.Logger.Error("index", "file", info.Path, "damage", info.Details)
-		}},
+		EventListener: &pebble.EventListener{
+			DataCorruption: func(info pebble.DataCorruptionInfo) {
+				o.Logger.Error("index", "file", info.Path, "damage", info.Details)
+			},
+			CompactionEnd:   compact.ended,
+			WriteStallBegin: func(pebble.WriteStallBeginInfo) { go compact.begin() }, // there may be nothing else that ends it
+		},
 		DisableAutomaticCompactions: o.ReadOnly,
 	}
+	opts.Experimental.CompactionScheduler = compact
 	for i := range opts.Levels {
 		opts.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
 	}
@@ -116,8 +123,11 @@ func Open(dir string, o Options) (x *Index, err error) {
 	guard.mu.Lock()
 	guard.opened = true
 	guard.mu.Unlock()
-	return &Index{db: db, careful: guard, cache: cache, dir: dir, fs: o.FS, tables: opts.MakeReaderOptions()}, nil
+	return &Index{db: db, careful: guard, compact: compact, cache: cache, dir: dir, fs: o.FS, tables: opts.MakeReaderOptions()}, nil
 }
+
+// Begin lets compactions begin. Before that they do if writes have to wait for one.
+func (x *Index) Begin() { x.compact.begin() }
 
 // Close closes the index. What was not flushed is dropped, and replayed from the log at the next open.
 func (x *Index) Close() error {
