@@ -30,21 +30,29 @@ var changes = []struct {
 	{regexp.MustCompile(`^go install \./cmd/holdfast\b.*$`), ``}, // this very program, which is in the PATH
 	{regexp.MustCompile(`^go run \./cmd/holdfast `), `holdfast `},
 	{regexp.MustCompile(`^go build -o app \./first$`), `go build -C "$$REPOSITORY" -o "$$PWD/app" "$$PWD/first/main.go"`},
+	{regexp.MustCompile(`^go build -o holdfast \./cmd/holdfast$`), ``},
+	{regexp.MustCompile(`^\./holdfast `), `holdfast `},
+	{regexp.MustCompile(` *# .*$`), ``},
+	{regexp.MustCompile(`\| jq .*$`), `| cat`}, // not ours
+	{regexp.MustCompile(`^cd cmd/peers && go run \. .*$`), ``},
+	{regexp.MustCompile(`^holdfast bench( persist restore| memory| --\w+)?( --cpu-profile \S+| \||$)`), `holdfast bench ram$1$2`}, // one word, whatever it says
+	{regexp.MustCompile(`^holdfast bench ram (persist restore|memory)`), `holdfast bench ram`},
+	{regexp.MustCompile(`^holdfast bench ram( --quick)?`), `holdfast bench ram --quick`},
+	{regexp.MustCompile(`^holdfast bench open\b`), `holdfast bench open --quick`},
 	{regexp.MustCompile(`--trace FILE`), `--trace "$$TRACE"`},
 	{regexp.MustCompile(`--limit \d+`), ``},
 	{regexp.MustCompile(`--(kill|restart|check)-every \d+`), `--$1-every 7`},
 	{regexp.MustCompile(`^holdfast replay\b`), `holdfast replay --limit 20`},
 	{regexp.MustCompile(`^holdfast crash --duration \w+`), `holdfast crash --duration 1s`},
 	{regexp.MustCompile(`^holdfast crash --count \d+`), `holdfast crash --count 20`},
-	{regexp.MustCompile(`^holdfast crash --(exhaustive|replay) .*`), ``}, // minutes, and a file that is there after a violation
+	{regexp.MustCompile(`^holdfast crash --(exhaustive|replay)\b.*`), ``}, // minutes, and a file that is there after a violation
 	{regexp.MustCompile(`^holdfast bench replay\b`), `holdfast bench replay --limit 20`},
+	{regexp.MustCompile(`^holdfast bench orders\b`), `holdfast bench orders --limit 200`},
 }
 
-// elsewhere are the documents whose commands are not run: they take more than this program, or minutes. With each, where what the commands
-// do is tested instead.
+// elsewhere are the documents whose commands are run by another test, because they take more than this program.
 var elsewhere = map[string]string{
-	"llamaserve.md": "../llamaserve/process_test.go", // a library that is loaded at run time, and a server
-	"benchmarks.md": "bench_command_test.go",         // minutes; what it is made of is tested
+	"llamaserve.md": "../llamaserve/docs_test.go", // a library that is loaded at run time, and a server
 }
 
 // script gives what is run for a document.
@@ -75,8 +83,13 @@ func TestDocumentedCommands(t *testing.T) {
 	require.NoError(t, err)
 	bin := t.TempDir()
 	require.NoError(t, os.Symlink(self, filepath.Join(bin, "holdfast")))
-	names := []string{"README.md", "CONTRIBUTING.md"}
-	found, err := filepath.Glob(filepath.Join(repository, "docs", "*.md"))
+	var names []string
+	found, err := filepath.Glob(filepath.Join(repository, "*.md"))
+	require.NoError(t, err)
+	for _, f := range found {
+		names = append(names, filepath.Base(f))
+	}
+	found, err = filepath.Glob(filepath.Join(repository, "docs", "*.md"))
 	require.NoError(t, err)
 	for _, f := range found {
 		if tests, ok := elsewhere[filepath.Base(f)]; ok {
