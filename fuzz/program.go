@@ -136,6 +136,13 @@ func generate(rng *rand.Rand, seed uint64, steps func() int) *Program {
 		}
 	}
 	p.Steps = append(p.Steps, generateStep(rng, "crash", false))
+	if rng.IntN(6) == 0 { // much log, so that directories of it are cut
+		for i := range p.Steps {
+			if s := &p.Steps[i]; s.Do == "publish" || s.Do == "begin" {
+				s.Meta = 8000 + rng.IntN(db.MaxMetaBytes-8000)
+			}
+		}
+	}
 	return p
 }
 
@@ -165,6 +172,8 @@ func generateStep(rng *rand.Rand, op string, budget bool) Step {
 		s.N, s.M = rng.IntN(16), rng.IntN(16)
 	case "put-loose":
 		s.N, s.M, s.Bytes = rng.IntN(8), 1+rng.IntN(3), int64(1+rng.IntN(9000))
+	case "drop-ram":
+		s.N = max(0, rng.IntN(12)-5)
 	case "set-ram":
 		s.Bytes = []int64{1 << 20, 32 << 20}[rng.IntN(2)]
 	case "set-disk":

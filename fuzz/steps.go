@@ -183,15 +183,8 @@ func (w *World) carryOut(s *Step) bool {
 			w.complete(ctx, p)
 		}
 	case "cancel": // the context ends after N calls of the disk
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		at := w.disk.Calls() + s.N
-		w.cancel = func(calls int) {
-			if calls >= at {
-				cancel()
-			}
-		}
-		defer func() { w.cancel = nil }()
+		ctx, stop := w.cancelAfter(ctx, s.N)
+		defer stop()
 		if p := w.begin(ctx, s); p != nil {
 			w.complete(ctx, p)
 		}
@@ -250,6 +243,15 @@ func (w *World) carryOut(s *Step) bool {
 		}
 		err := error(nil)
 		if s.Do == "drop-ram" {
+			if s.N > 0 { // a first time with a context that ends after N calls of the disk
+				ctx, stop := w.cancelAfter(ctx, s.N)
+				_, err = w.db.DropRAM(ctx)
+				stop()
+				w.dies()
+				w.classed(err)
+				w.accept(s.Do, err, db.ErrBusy)
+				w.settle()
+			}
 			_, err = w.db.DropRAM(ctx)
 		} else if err = w.db.SetRAMBytes(ctx2s(ctx), max(s.Bytes, db.MinRAMBytes)); err == nil {
 			w.options.RAMBytes = max(s.Bytes, db.MinRAMBytes)
@@ -360,6 +362,21 @@ func (w *World) steal(ctx context.Context) bool {
 		w.crashing, w.armed = &Step{Do: "kill"}, []int{0}
 	}
 	return w.recover()
+}
+
+// cancelAfter gives a context that ends after n calls of the disk, or by stop.
+func (w *World) cancelAfter(ctx context.Context, n int) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	at := w.disk.Calls() + n
+	w.cancel = func(calls int) {
+		if calls >= at {
+			cancel()
+		}
+	}
+	return ctx, func() {
+		w.cancel = nil
+		cancel()
+	}
 }
 
 func ctx2s(ctx context.Context) context.Context {
