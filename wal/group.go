@@ -185,7 +185,7 @@ func (g *Group[T]) Commit(ctx context.Context, r *Request[T]) error {
 	}
 	select {
 	case g.turn <- struct{}{}:
-		g.lead(r)
+		g.lead()
 	default:
 		g.signal() // whoever has the turn may have taken what it takes
 	}
@@ -201,7 +201,7 @@ func (g *Group[T]) Commit(ctx context.Context, r *Request[T]) error {
 }
 
 // lead commits what is queued, in the turn that the caller has taken for its request, and gives up the turn.
-func (g *Group[T]) lead(r *Request[T]) {
+func (g *Group[T]) lead() {
 	if batch := g.take(); len(batch) > 0 { // else somebody was faster
 		g.commit(batch)
 	}
