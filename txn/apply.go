@@ -238,6 +238,11 @@ func (a *applier) publish(r *Publish) error {
 	if err := a.continued(m.Continues); err != nil {
 		return err
 	}
+	// What the one that is replaced had superseded, and the new one supersedes, stays superseded meanwhile: its time of grace does not
+	// begin anew.
+	if err := a.supersede(g, r.Supersedes); err != nil {
+		return err
+	}
 	// The new checkpoint holds its pages by now, so that what it shares with the one it replaces stays.
 	if err := a.retire(r.Replaced, ReasonReplaced, g); err != nil {
 		return err
@@ -248,10 +253,7 @@ func (a *applier) publish(r *Publish) error {
 	if listed, err := readPrefix(a.v, m.Prefix); err != nil || !listed.IsZero() {
 		return cmp.Or(err, fmt.Errorf("generation %s is listed for the prefix and not replaced: %w", Key(listed).Short(), ErrCorrupt))
 	}
-	if err := a.v.Set(key1(tagPrefix, m.Prefix), g[:]); err != nil {
-		return err
-	}
-	return a.supersede(g, r.Supersedes)
+	return a.v.Set(key1(tagPrefix, m.Prefix), g[:])
 }
 
 // enterNamespace remembers the encoding of a namespace, which comes with the first publication in it and no other.

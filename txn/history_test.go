@@ -489,3 +489,33 @@ func (h *history) dump(t *testing.T, out *strings.Builder) {
 		return true, nil
 	}))
 }
+
+// A checkpoint that replaces another one, with the same prefix and other metadata, supersedes what that had superseded: it stays superseded
+// throughout, so that its time of grace does not begin anew, and one that is over stays over.
+func TestReplacementBeginsNoNewGrace(t *testing.T) {
+	for _, over := range []bool{false, true} {
+		c := newCatalogue()
+		q := newSpace("chain", 2, shape{tokens: 16, bytes: 4096}).sequence().plus(run(1, 32)...)
+		first, _ := c.publish(t, q.intent(""))
+		longer := q.plus(run(2, 16)...)
+		superseding := func(meta string) (Generation, *Effects) {
+			in := longer.intent(meta)
+			r, err := DecidePublish(c.view, in)
+			require.NoError(t, err)
+			r.Manifest.Continues, r.Supersedes = first, []Generation{first}
+			return in.Manifest.Generation(), c.commit(t, r)
+		}
+		second, effects := superseding("")
+		require.Equal(t, []Generation{first}, effects.Graced)
+		if over {
+			c.commit(t, &Mark{Mark: MarkEndGrace, Generations: []Generation{first}})
+		}
+		third, effects := superseding("other")
+		require.Equal(t, []Generation{second}, effects.Retired)
+		require.Empty(t, effects.Graced)
+		s, err := ReadState(c.view, first)
+		require.NoError(t, err)
+		require.Equal(t, third, s.SupersededBy)
+		require.Equal(t, !over, s.Grace)
+	}
+}

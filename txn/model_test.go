@@ -173,14 +173,14 @@ func (m *model) publish(lsn LSN, q *sequence, manifest *Manifest, place map[Key]
 	if c := m.checkpoints[manifest.Continues]; c != nil {
 		c.continued = true
 	}
-	if !old.IsZero() {
-		m.retire(old)
-		delete(m.checkpoints, old)
-	}
 	for _, s := range supersedes {
 		if s != old {
 			m.supersede(g, s)
 		}
+	}
+	if !old.IsZero() { // what it had superseded may be superseded by the new one by now, and then its time of grace does not begin anew
+		m.retire(old)
+		delete(m.checkpoints, old)
 	}
 }
 
