@@ -12,7 +12,7 @@ import (
 )
 
 // What follows is for go-fuzz and OSS-Fuzz builds, which want functions of this shape: 1 if the input was a good one, 0 if not, a panic
-// if it breaks a promise. go test -fuzz has the same bodies as FuzzHistory of this package, and FuzzRecord and FuzzManifest of txn.
+// if it breaks a promise. Fuzz does what FuzzHistory of go test -fuzz does; those of the decoders do less than FuzzRecord and FuzzManifest of txn.
 
 var (
 	bubble   sync.Once
