@@ -17,13 +17,7 @@ func (w *World) keepsAll() bool {
 
 // lookAside closes the database, looks at it through a read-only handle, and opens it again.
 func (w *World) lookAside(ctx context.Context) bool {
-	w.close(ctx)
-	w.noteFaults(w.disk)
-	w.disk.Inject()
-	if w.faulted {
-		w.model.Doubt()
-	}
-	w.faulted = false
+	w.shut(ctx)
 	before := w.disk.Calls()
 	o := w.options
 	w.options.ReadOnly = true

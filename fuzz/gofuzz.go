@@ -12,7 +12,7 @@ import (
 )
 
 // What follows is for go-fuzz and OSS-Fuzz builds, which want functions of this shape: 1 if the input was a good one, 0 if not, a panic
-// if it breaks a promise. Fuzz does what FuzzHistory of go test -fuzz does; those of the decoders do less than FuzzRecord and FuzzManifest of txn.
+// if it breaks a promise. Fuzz does what FuzzHistory of go test -fuzz does; FuzzRecord does less than that of txn.
 
 var (
 	bubble   sync.Once
@@ -57,14 +57,6 @@ func FuzzRecord(data []byte) int {
 		panic("a record is encoded as other bytes than it was decoded from")
 	}
 	return 1
-}
-
-// FuzzManifest decodes bytes as the manifest of a generation that is never theirs.
-func FuzzManifest(data []byte) int {
-	if _, err := txn.DecodeManifest(data, txn.Generation{}); err == nil {
-		panic("a manifest was taken for that of another generation")
-	}
-	return 0
 }
 
 // FuzzFile reads bytes as the file of a program.

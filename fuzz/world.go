@@ -287,6 +287,12 @@ func (w *World) close(ctx context.Context) {
 }
 
 func (w *World) reopen(ctx context.Context) bool {
+	w.shut(ctx)
+	return w.open()
+}
+
+// shut closes the database in good order and takes its faults from the disk.
+func (w *World) shut(ctx context.Context) {
 	w.close(ctx)
 	w.noteFaults(w.disk)
 	w.disk.Inject()
@@ -294,5 +300,4 @@ func (w *World) reopen(ctx context.Context) bool {
 		w.model.Doubt()
 	}
 	w.faulted = false
-	return w.open()
 }
