@@ -264,7 +264,7 @@ type SegmentMap struct {
 // and whose space was not given back yet.
 type SegmentInfo struct {
 	Number    uint64 `json:"number"`
-	Class     string `json:"class"` // shared, own or loose; unknown if nothing has read the file since it was opened
+	Class     string `json:"class"` // shared, own or loose; unknown if the header of the file cannot be read
 	Size      int64  `json:"size"`
 	Sealed    bool   `json:"sealed"`
 	LivePages int64  `json:"live_copies"` // every rank's counted

@@ -398,6 +398,22 @@ func TestManifestAndSegmentsAddUp_OBS01(t *testing.T) {
 	}
 	require.Equal(t, stats(t, d).DiskBytes, live)
 	require.EqualValues(t, 2*189, copies)
+
+	// What an earlier handle has written is known as well, although opening reads no segment.
+	classes := func() (c []string) {
+		x, err := d.Inspector().Segments(t.Context(), SegmentQuery{})
+		require.NoError(t, err)
+		for _, s := range x.Segments {
+			c = append(c, s.Class)
+		}
+		return c
+	}
+	before := classes()
+	require.Contains(t, before, "shared")
+	dir := d.dir.path
+	closeDB(t, d)
+	d = openDB(t, dir, Options{})
+	require.Equal(t, before, classes())
 }
 
 // A part of a file is spread over the cells that it lies in, whatever the sizes, and not a byte of it is lost.

@@ -164,8 +164,11 @@ func (i inspector) Segments(ctx context.Context, q SegmentQuery) (*SegmentMap, e
 		for _, info := range infos {
 			x := live[info.Number]
 			s := SegmentInfo{Number: info.Number, Class: "unknown", Size: info.Size, Sealed: info.Sealed, LivePages: x.copies, Live: x.bytes}
-			if info.Class != 0 {
-				s.Class = info.Class.String()
+			// The class stands in the header, which opening does not read. One that cannot be read is for Verify to tell.
+			if class, err := i.d.segments.Class(ctx, info.Number); err == nil {
+				s.Class = class.String()
+			} else if cancelled := given(ctx, "listing segments"); cancelled != nil {
+				return cancelled
 			}
 			// Preallocated blocks behind the end are no part of the file yet.
 			s.Free = max(info.Size-info.Allocated, 0)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/holdfast-db/holdfast/db"
@@ -137,6 +138,14 @@ func generate(rng *rand.Rand, seed uint64, steps func() int) *Program {
 	}
 	p.Steps = append(p.Steps, generateStep(rng, "crash", false))
 	if rng.IntN(6) == 0 { // much log, so that directories of it are cut
+		if rng.IntN(2) == 0 { // and some that begin and end while the index is flushed: it is late, and then the process dies
+			late := []Step{{Do: "fault", Fault: &Fault{Area: Index, Kind: "slow", Ever: true, Delay: time.Second}}}
+			for range 3 + rng.IntN(4) {
+				late = append(late, generateStep(rng, "publish", false))
+			}
+			late = append(late, Step{Do: "sleep", Bytes: int64(time.Minute)}, generateStep(rng, "publish", false), generateStep(rng, "crash", false))
+			p.Steps = slices.Insert(p.Steps, rng.IntN(len(p.Steps)), late...)
+		}
 		for i := range p.Steps {
 			if s := &p.Steps[i]; s.Do == "publish" || s.Do == "begin" {
 				s.Meta = 8000 + rng.IntN(db.MaxMetaBytes-8000)

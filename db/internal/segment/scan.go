@@ -43,29 +43,14 @@ func (s *Store) Scan(ctx context.Context, number uint64, fn func(Entry) error) (
 	}
 	defer s.turns.give(staging)
 
-	s.mu.Lock()
-	total := g.size
-	s.mu.Unlock()
+	total := s.sizeOf(g)
 	size := total &^ (blockBytes - 1)
 	w := window{f: f, size: size, staging: staging, count: &s.count}
-
-	o := s.origin(number, 0)
-	head, err := w.at(0, blockBytes)
-	if err != nil {
+	if sum.Class, err = s.header(g, &w); err != nil && !errors.Is(err, txn.ErrCorrupt) {
 		return sum, blame(err)
 	}
-	if int64(len(head)) < blockBytes {
-		sum.Header = fmt.Errorf("file of %d bytes has no header: %w", total, txn.ErrCorrupt)
-		return sum, nil
-	}
-	if sum.Class, sum.Header = decodeHeader(head, o); errors.Is(sum.Header, txn.ErrUnsupported) {
-		return sum, blame(sum.Header)
-	}
-	s.mu.Lock()
-	if g.class == 0 {
-		g.class = sum.Class
-	}
-	s.mu.Unlock()
+	sum.Header = err
+	o := s.origin(number, 0)
 
 	var skipped, skippedAt int64 // since the last intact batch
 	for off := blockBytes; off < size; {
@@ -131,4 +116,61 @@ func (w *window) at(off, n int64) ([]byte, error) {
 		w.from, w.have = off, b
 	}
 	return w.have[off-w.from:][:n], nil
+}
+
+func (s *Store) sizeOf(g *segment) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return g.size
+}
+
+// header reads the header and remembers the class in it.
+func (s *Store) header(g *segment, w *window) (Class, error) {
+	head, err := w.at(0, blockBytes)
+	if err != nil {
+		return 0, err
+	}
+	if int64(len(head)) < blockBytes {
+		return 0, fmt.Errorf("file has no header: %w", txn.ErrCorrupt)
+	}
+	class, err := decodeHeader(head, s.origin(g.number, 0))
+	if err != nil {
+		return 0, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g.class = class
+	return class, nil
+}
+
+// Class gives the lifetime class of a segment. It reads the header once if nothing has since Open; the error is about that:
+// txn.ErrNotFound, txn.ErrCorrupt, txn.ErrUnsupported, txn.ErrIO, or txn.ErrBusy if ctx ended first.
+func (s *Store) Class(ctx context.Context, number uint64) (Class, error) {
+	if err := s.enter(); err != nil {
+		return 0, err
+	}
+	defer s.calls.Done()
+	s.mu.Lock()
+	g := s.segments[number]
+	if g != nil && g.class != 0 {
+		defer s.mu.Unlock()
+		return g.class, nil
+	}
+	s.mu.Unlock()
+	blame := func(err error) error { return fmt.Errorf("segment: class of %s: %w", s.path(number), err) }
+	g, f, err := s.acquire(number)
+	if err != nil {
+		return 0, blame(err)
+	}
+	defer s.release(g)
+	staging, err := s.turns.take(ctx)
+	if err != nil {
+		return 0, blame(err)
+	}
+	defer s.turns.give(staging)
+	class, err := s.header(g, &window{f: f, size: min(s.sizeOf(g)&^(blockBytes-1), blockBytes), staging: staging, count: &s.count})
+	if err != nil {
+		return 0, blame(err)
+	}
+	return class, nil
 }

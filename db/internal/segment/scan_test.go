@@ -45,7 +45,6 @@ func TestScanFindsEveryPage(t *testing.T) {
 	require.NoError(t, s.Close())
 
 	s = open(t, dir)
-	require.Zero(t, mustSegments(t, s)[0].Class)
 	found := 0
 	sum, err := s.Scan(t.Context(), 1, func(e Entry) error {
 		p := byKey[e.Key]
@@ -57,13 +56,53 @@ func TestScanFindsEveryPage(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, len(pages), found)
 	require.Equal(t, Scanned{Class: Shared, Batches: 103, Entries: 1200}, sum)
-	require.Equal(t, Shared, mustSegments(t, s)[0].Class)
 
 	stop := errors.New("enough")
 	_, err = s.Scan(t.Context(), 1, func(Entry) error { return stop })
 	require.Equal(t, stop, err)
 	_, err = s.Scan(t.Context(), 2, nil)
 	require.ErrorIs(t, err, txn.ErrNotFound)
+}
+
+func TestClassOfAnySegment(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	write(t, s, Own, pageOf(1, 4096, true))
+	write(t, s, Loose, pageOf(2, 4096, true))
+	write(t, s, Shared, pageOf(3, 4096, true))
+	want := map[uint64]Class{1: Own, 2: Loose, 3: Shared}
+	for range 2 { // as the lanes know it, and after opening
+		for number, class := range want {
+			got, err := s.Class(t.Context(), number)
+			require.NoError(t, err)
+			require.Equal(t, class, got)
+		}
+		require.NoError(t, s.Close())
+		s = open(t, dir)
+	}
+	_, err := s.Class(t.Context(), 4)
+	require.ErrorIs(t, err, txn.ErrNotFound)
+
+	require.NoError(t, s.Close())
+	require.NoError(t, os.Truncate(s.path(1), 100))
+	b, err := os.ReadFile(s.path(2))
+	require.NoError(t, err)
+	b[6] ^= 1
+	require.NoError(t, os.WriteFile(s.path(2), b, 0o600))
+	s = open(t, dir)
+	for _, number := range []uint64{1, 2} {
+		_, err := s.Class(t.Context(), number)
+		require.ErrorIs(t, err, txn.ErrCorrupt)
+		require.ErrorContains(t, err, s.path(number))
+	}
+	reads := func() int64 { return s.Stats().DirectReads + s.Stats().BufferedReads }
+	before := reads()
+	for range 3 {
+		class, err := s.Class(t.Context(), 3)
+		require.NoError(t, err)
+		require.Equal(t, Shared, class)
+	}
+	require.EqualValues(t, 1, reads()-before, "read once")
 }
 
 // threeBatches writes a segment of three batches and returns its bytes, with the pages and their places.

@@ -103,7 +103,7 @@ type Store struct {
 // segment is one file, as far as it is known without its content. Store.mu guards all fields.
 type segment struct {
 	number  uint64
-	class   Class // 0 until something has read it
+	class   Class // 0 until something has read the header
 	size    int64 // bytes that are synced, or the size found at Open
 	writing bool  // a lane appends to it
 	removed bool
@@ -116,7 +116,6 @@ type segment struct {
 // Info describes a segment.
 type Info struct {
 	Number    uint64
-	Class     Class // 0 if the segment was there at Open and nothing has read its header since
 	Size      int64 // bytes up to the end of its last batch
 	Allocated int64 // bytes of disk blocks: less than Size where holes were punched, more where space is preallocated
 	Sealed    bool  // nothing is appended to it any more
@@ -279,7 +278,7 @@ func (s *Store) Segments() ([]Info, error) {
 			continue
 		}
 		if g := s.segments[number]; g != nil {
-			infos = append(infos, Info{Number: number, Class: g.class, Size: g.size, Allocated: l.Allocated, Sealed: !g.writing})
+			infos = append(infos, Info{Number: number, Size: g.size, Allocated: l.Allocated, Sealed: !g.writing})
 		}
 	}
 	slices.SortFunc(infos, func(a, b Info) int { return cmp.Compare(a.Number, b.Number) })

@@ -242,7 +242,9 @@ func TestSegmentsRotateAndNumbersAreNeverReused(t *testing.T) {
 	require.EqualValues(t, 41, infos[0].Number)
 	for i, g := range infos {
 		require.LessOrEqual(t, g.Size, int64(256<<10))
-		require.Equal(t, Own, g.Class)
+		class, err := s.Class(t.Context(), g.Number)
+		require.NoError(t, err)
+		require.Equal(t, Own, class)
 		require.Equal(t, i < len(infos)-1, g.Sealed)
 		if g.Sealed {
 			require.LessOrEqual(t, g.Allocated, g.Size)
