@@ -13,11 +13,13 @@ import (
 	"github.com/holdfast-db/holdfast/txn/mutant"
 )
 
-// careful is the file system that Pebble gets. It makes up for three things:
+// careful is the file system that Pebble gets. It makes up for four things:
 //
 //   - Pebble makes a manifest, syncs it, makes a marker file that names it, and syncs the directory. Nothing says that of two
 //     names made since the last sync of a directory the first survives if the second does, so a power failure in between may leave
 //     a marker of a manifest that is not there, and no index that opens. The directory is synced before a marker is made as well.
+//   - It removes the marker before once the new one is made, and then syncs the directory. A power failure in between may leave neither,
+//     which to Pebble is an index that has yet to be made. The directory is synced before a marker is removed as well.
 //   - A flush or compaction that fails is begun again at once, for ever, at the price of a core. What fails makes the next file
 //     wait, twice as long each time, up to pauseMax.
 //   - A manifest that cannot be written is fatal to Pebble, in a goroutine of its own. It marks the index as broken instead:
@@ -126,6 +128,16 @@ func (c *careful) Create(name string, category vfs.DiskWriteCategory) (vfs.File,
 		return nil, c.note(err)
 	}
 	return &carefulFile{File: f, c: c, manifest: strings.HasPrefix(base, manifestPrefix)}, nil
+}
+
+// Remove implements vfs.FS.
+func (c *careful) Remove(name string) error {
+	if strings.HasPrefix(c.PathBase(name), markerPrefix) {
+		if err := c.syncDir(c.PathDir(name)); err != nil {
+			return err
+		}
+	}
+	return c.FS.Remove(name)
 }
 
 func (c *careful) syncDir(dir string) error {

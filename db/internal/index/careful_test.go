@@ -55,6 +55,11 @@ func (w *watched) OpenDir(name string) (vfs.File, error) {
 	return &watchedFile{f, w, name}, err
 }
 
+func (w *watched) Remove(name string) error {
+	w.note("remove " + w.PathBase(name))
+	return w.FS.Remove(name)
+}
+
 type watchedFile struct {
 	vfs.File
 	w    *watched
@@ -105,6 +110,30 @@ func TestDirectoryIsSyncedBeforeAMarker(t *testing.T) {
 		require.Contains(t, w.calls[made:i], "sync index")
 	}
 	require.Positive(t, manifests)
+}
+
+// Between a marker and the removal of the one before it the directory is synced: no power failure leaves none.
+func TestDirectoryIsSyncedBeforeAMarkerIsRemoved(t *testing.T) {
+	w, x := openWatched(t)
+	require.NoError(t, x.Close())
+	x, err := Open("index", Options{FS: w})
+	require.NoError(t, err)
+	require.NoError(t, x.Close())
+	removed := 0
+	for i, call := range w.calls {
+		if !strings.HasPrefix(call, "remove "+markerPrefix) {
+			continue
+		}
+		removed++
+		made := 0
+		for j, before := range w.calls[:i] {
+			if strings.HasPrefix(before, "create "+markerPrefix) {
+				made = j
+			}
+		}
+		require.Contains(t, w.calls[made:i], "sync index")
+	}
+	require.Positive(t, removed)
 }
 
 // A manifest that cannot be written stops the index, and nothing else: what is in it can be read, the process lives.
