@@ -683,6 +683,23 @@ func (d *Disk) Flip(p string, off int64, bit uint) bool {
 	return true
 }
 
+// Patch writes bytes over a file at rest, from an offset on. With end, they are the last of the file.
+func (d *Disk) Patch(p string, off int64, b []byte, end bool) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := d.find(p)
+	if n == nil {
+		return false
+	}
+	off %= n.size + 1
+	n.write(b, off)
+	if end {
+		n.truncate(off + int64(len(b)))
+	}
+	n.sync()
+	return true
+}
+
 // Digest is a digest of all names and bytes as they are now.
 func (d *Disk) Digest() uint64 {
 	d.mu.Lock()

@@ -12,7 +12,8 @@ import (
 )
 
 // What follows is for go-fuzz and OSS-Fuzz builds, which want functions of this shape: 1 if the input was a good one, 0 if not, a panic
-// if it breaks a promise. Fuzz does what FuzzHistory of go test -fuzz does; FuzzRecord does less than that of txn.
+// if it breaks a promise. Fuzz does what FuzzHistory of go test -fuzz does, FuzzPatch and FuzzFile what FuzzImage and FuzzProgram do; FuzzRecord does
+// less than that of txn.
 
 var (
 	bubble   sync.Once
@@ -20,9 +21,15 @@ var (
 	outcomes = make(chan *Outcome)
 )
 
-// Fuzz leads a database through the history that bytes stand for. All histories happen in one bubble of time: package testing has the only
-// door to one, and does not come back from it.
-func Fuzz(data []byte) int {
+// Fuzz leads a database through the history that bytes stand for.
+func Fuzz(data []byte) int { return lead(FromBytes(data)) }
+
+// FuzzPatch writes bytes over a file of a database that is closed, and opens it.
+func FuzzPatch(data []byte) int { return lead(FromImage(data)) }
+
+// lead leads a database through a program. All histories happen in one bubble of time: package testing has the only door to one, and
+// does not come back from it.
+func lead(p *Program) int {
 	bubble.Do(func() {
 		os.Args = []string{os.Args[0], "-test.timeout=0"}
 		go testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "Fuzz", F: func(t *testing.T) {
@@ -36,7 +43,6 @@ func Fuzz(data []byte) int {
 			})
 		}}}, nil, nil)
 	})
-	p := FromBytes(data)
 	programs <- p
 	if o := <-outcomes; o.Violation != nil {
 		panic(o.Violation.Error() + "\n" + string(p.JSON()))

@@ -54,19 +54,21 @@ type Step struct {
 
 	Fault *Fault `json:"fault,omitempty"`
 	Area  Area   `json:"area,omitempty"`
+	Patch []byte `json:"patch,omitempty"` // the bytes that are written over file N of the area, from Bytes on, while nobody has it open
+	End   bool   `json:"end,omitempty"`   // and they are the last of the file
 }
 
 // Operations are what a Step can do.
 var Operations = []string{
 	"publish", "begin", "commit", "abort", "cancel", "hold", "release", "retire", "delete", "supersede", "drop-ram", "set-ram", "set-disk",
-	"clear", "scrub", "put-loose", "get-loose", "delete-loose", "sleep", "reopen", "crash", "kill", "fault", "flip", "read-only", "steal",
+	"clear", "scrub", "put-loose", "get-loose", "delete-loose", "sleep", "reopen", "crash", "kill", "fault", "flip", "patch", "read-only", "steal",
 }
 
 // weights say how often each operation is drawn.
 var weights = map[string]int{
 	"publish": 22, "begin": 4, "commit": 6, "abort": 1, "cancel": 2, "hold": 2, "release": 2, "retire": 3, "delete": 4, "supersede": 3, "drop-ram": 2,
 	"set-ram": 1, "set-disk": 1, "clear": 1, "scrub": 1, "put-loose": 2, "get-loose": 2, "delete-loose": 1, "sleep": 2, "reopen": 2, "crash": 9, "kill": 3,
-	"fault": 1, "flip": 0, "read-only": 1, "steal": 1,
+	"fault": 1, "flip": 0, "patch": 0, "read-only": 1, "steal": 1,
 }
 
 // Generate gives the program of a seed.
@@ -83,6 +85,22 @@ func FromBytes(b []byte) *Program {
 }
 
 const fromBytesSteps = 16
+
+// FromImage gives a program that closes a small database and writes bytes over one of its files: the first byte chooses the file and whether the bytes
+// end it, two more say where, the rest is what is written. Then the database is opened, used, and opened again.
+func FromImage(b []byte) *Program {
+	p := &Program{Policy: db.WriteThrough.String(), RAM: 32 << 20, Replay: 64 << 10, Grace: 1}
+	for i := range 3 {
+		p.Steps = append(p.Steps, Step{Do: "publish", Space: i % 2, Keep: 100, More: 40, Seed: uint64(i)})
+	}
+	patch := Step{Do: "patch", Area: Log}
+	if len(b) > 3 {
+		patch.Area, patch.End = []Area{Top, Log, Data, Index}[b[0]%4], b[0]&4 != 0
+		patch.N, patch.Bytes, patch.Patch = int(b[0]>>3), int64(binary.LittleEndian.Uint16(b[1:])), b[3:]
+	}
+	p.Steps = append(p.Steps, patch, Step{Do: "publish", Keep: 50, More: 40, Seed: 9}, Step{Do: "scrub"}, Step{Do: "reopen"}, Step{Do: "read-only"})
+	return p
+}
 
 // byteSource gives the numbers that bytes hold, and then those of another source.
 type byteSource struct {
@@ -242,7 +260,7 @@ func ParseProgram(b []byte) (*Program, error) {
 			return nil, fmt.Errorf("fuzz: step %d: there is no operation %q", i, s.Do)
 		}
 		if s.Keep < 0 || s.Keep > 100 || s.More < 0 || s.More > 4096 || s.Meta < 0 || s.Meta > db.MaxMetaBytes || s.Bytes < 0 || s.N < 0 || s.M < 0 ||
-			s.Space < 0 || s.From < 0 || s.Images < 0 || s.Images > 64 || len(s.In) > 16 || s.Do == "fault" && s.Fault == nil {
+			s.Space < 0 || s.From < 0 || s.Images < 0 || s.Images > 64 || len(s.In) > 16 || s.Do == "fault" && s.Fault == nil || len(s.Patch) > 1<<20 {
 			return nil, fmt.Errorf("fuzz: step %d: a number is out of range", i)
 		}
 	}

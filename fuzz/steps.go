@@ -331,6 +331,13 @@ func (w *World) carryOut(s *Step) bool {
 			w.damaged = true
 			w.disorder = w.disorder || s.Area != Data
 		}
+	case "patch":
+		w.shut(ctx)
+		if files := w.disk.Files(s.Area); len(files) > 0 && w.disk.Patch(files[s.N%len(files)], s.Bytes, s.Patch, s.End) {
+			w.damaged = true
+			w.disorder = w.disorder || s.Area != Data
+		}
+		return w.open()
 	case "read-only":
 		return w.lookAside(ctx)
 	case "steal":

@@ -115,7 +115,8 @@ func Open(dir string, o Options) (x *Index, err error) {
 	db, err := pebble.Open(dir, opts)
 	if err != nil {
 		cache.Unref()
-		if errors.Is(err, fs.ErrNotExist) { // a file that the index names is gone, or a damaged name leads nowhere
+		// A file that the index names is gone, or a damaged name leads nowhere; or it is not the system that complains.
+		if errno := syscall.Errno(0); errors.Is(err, fs.ErrNotExist) || !errors.As(err, &errno) {
 			return nil, fmt.Errorf("index %s: %w: %w", dir, txn.ErrCorrupt, err)
 		}
 		return nil, fmt.Errorf("index %s: %w", dir, classify(err))
