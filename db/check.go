@@ -55,7 +55,7 @@ func (d *DB) checkTiers(live map[uint64]segmentLive) error {
 			}
 		}
 	}
-	if d.counters.leases.Load() > 0 || d.pending.count() > 0 || s.pending > 0 || len(s.queue) > 0 || s.busy || d.gate.others() {
+	if d.counters.leases.Load() > 0 || d.pending.count() > 0 || s.pending > 0 || len(s.queue)+len(s.loose)+len(s.unsettled) > 0 || s.busy || d.gate.others() {
 		return nil
 	}
 	if used := d.arena.Usage().Used; used != ram {

@@ -306,10 +306,11 @@ func (d *DB) reconcile(undo *[]func() error, replayed RecoveryReport) error {
 	d.unproven.report = replayed
 	d.disk = newDiskSpace(d.segments, d.options.DiskBytes, live, d.options.Logger)
 	d.disk.evict = d.evictFromDisk
+	d.disk.settled = d.index.Flush
 	d.disk.halted = func() bool { return d.log.Err() != nil || d.index.Err() != nil }
 	d.residency = newResidency(d.arena, d.disk.free)
 	if d.options.ReadOnly {
-		d.residency.disk = func([]txn.Placement) {} // what nothing needs any more stays where it is
+		d.residency.disk = func(_, _ []txn.Placement) {} // what nothing needs any more stays where it is
 		d.committer = newPrivateCommitter(d.log, d.index, d.history, d.options.Logger, d.follow)
 	} else if d.committer, err = newCommitter(d.log, d.index, d.history, d.options.ReplayBytes, d.options.Logger, d.follow); err != nil {
 		return fmt.Errorf("db: %w", err)
@@ -394,7 +395,7 @@ func (d *DB) follow(e *txn.Effects) {
 		d.curator.listed(e.Listed[n-1])
 	}
 	if len(e.Freed) > 0 {
-		d.disk.free(e.Freed)
+		d.disk.free(e.Freed, nil)
 	}
 }
 

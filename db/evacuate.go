@@ -234,7 +234,7 @@ func (d *DB) move(ctx context.Context, pages []*page) error {
 		return err
 	}
 	for _, u := range unused {
-		d.disk.free(u.Place) // dropped in the meantime: the new copies are nobody's
+		d.disk.free(u.Place, nil) // dropped in the meantime: the new copies are nobody's
 	}
 	return nil
 }

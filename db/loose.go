@@ -516,7 +516,7 @@ func (d *DB) dropLoose(keys []txn.Key) (n int, err error) {
 			dropped[key] = p
 		}
 		if p := dropped[key]; p == nil || len(p.place) != 1 || p.place[0] != at {
-			out.places = append(out.places, at)
+			out.loose = append(out.loose, at)
 		}
 	}
 	for key, p := range dropped {

@@ -167,6 +167,49 @@ func TestDeletedLoosePageDoesNotComeBack(t *testing.T) {
 	}
 }
 
+// Given loose pages that are deleted, when their index cannot be made durable, then their copies stay where they are, because a crash
+// brings their entries back; and once it can, those of later deletions go, and theirs with them (record-before-effect).
+func TestCopiesOfLoosePagesGoAfterTheirEntries(t *testing.T) {
+	ctx, ns, dir := context.Background(), testNamespace(t, 1), tempDir(t)
+	d := openDB(t, dir, Options{})
+	for i := range 4 {
+		require.NoError(t, d.PutLoose(ctx, ns, LoosePage{Key: looseName(i), Bytes: looseBytes(i, 9000)}))
+	}
+	closeDB(t, d)
+
+	forget := func(i int) {
+		n, err := d.DeleteLoose(ctx, ns, looseName(i))
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		idle(d)
+	}
+	d = openDB(t, dir, Options{})
+	used := stats(t, d).DiskBytes
+	d.disk.settled = func() error { return ErrNoSpace }
+	forget(0)
+	require.Equal(t, used, stats(t, d).DiskBytes, "the copy is there, and counts")
+	crash(t, d)
+
+	d = openDB(t, dir, Options{})
+	require.True(t, getLoose(t, d, ns, 0, 9000), "the deletion was not durable: the page is back, whole")
+	flush := d.disk.settled
+	d.disk.settled = func() error { return ErrNoSpace }
+	forget(0)
+	d.disk.settled = flush
+	forget(1)
+	require.Less(t, stats(t, d).DiskBytes, used-2*8192, "both copies are gone")
+	recount(t, d)
+	crash(t, d)
+
+	d = openDB(t, dir, Options{})
+	for i := range 4 {
+		require.Equal(t, i > 1, getLoose(t, d, ns, i, 9000), "page %d: the deletion was durable before the copy went", i)
+	}
+	r, err := d.Scrub(ctx, ScrubOptions{})
+	require.NoError(t, err)
+	require.Zero(t, r.Lost)
+}
+
 // Many who put, get and delete the same pages, out of RAM and in it: each get is the page or a miss, and the space comes out even.
 func TestLoosePagesUnderManyHands(t *testing.T) {
 	d := openDB(t, tempDir(t), Options{RAMBytes: 128 << 10})

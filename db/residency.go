@@ -175,10 +175,10 @@ type residency struct {
 	// closed once all that needs the page is retired; until then nobody reads it again.
 	quarantine map[txn.Key]<-chan struct{}
 
-	disk func([]txn.Placement) // takes disk copies that nothing needs any more; called without the lock
+	disk func(places, loose []txn.Placement) // takes disk copies that nothing needs any more; called without the lock
 }
 
-func newResidency(a *arena.Arena, disk func([]txn.Placement)) *residency {
+func newResidency(a *arena.Arena, disk func(places, loose []txn.Placement)) *residency {
 	return &residency{arena: a, disk: disk, basis: map[txn.Key]map[*Publication]bool{}, quarantine: map[txn.Key]<-chan struct{}{}, room: make(chan struct{})}
 }
 
@@ -186,7 +186,8 @@ func newResidency(a *arena.Arena, disk func([]txn.Placement)) *residency {
 type leftovers struct {
 	slots  []arena.Slot
 	places []txn.Placement
-	room   bool // a page became evictable
+	loose  []txn.Placement // of loose pages
+	room   bool            // a page became evictable
 }
 
 // giveBack returns memory and disk space, and wakes who waits for room. Without residency.mu.
@@ -196,11 +197,11 @@ func (r *residency) giveBack(l *leftovers) {
 			panic(err) // a slot freed twice: some page's bytes are no longer its own, nothing read from RAM can be trusted
 		}
 	}
-	if len(l.places) > 0 {
+	if len(l.places)+len(l.loose) > 0 {
 		r.mu.Lock()
 		disk := r.disk
 		r.mu.Unlock()
-		disk(l.places)
+		disk(l.places, l.loose)
 	}
 	if len(l.slots) > 0 || l.room {
 		r.mu.Lock()
@@ -238,7 +239,11 @@ func (r *residency) settle(p *page, out *leftovers) {
 	switch {
 	case !p.known || p.lost || r.closed: // nothing leads to it any more
 		out.slots = append(out.slots, p.slots...)
-		out.places = append(out.places, p.place...)
+		if p.class == segment.Loose {
+			out.loose = append(out.loose, p.place...)
+		} else {
+			out.places = append(out.places, p.place...)
+		}
 		p.slots, p.place = nil, nil
 		r.forget(p)
 	case p.slots == nil:
@@ -491,7 +496,7 @@ func (r *residency) clear() {
 			r.forget(p)
 		}
 	}
-	r.disk = func([]txn.Placement) {} // space of pages that leases still hold is found by the next open
+	r.disk = func(_, _ []txn.Placement) {} // space of pages that leases still hold is found by the next open
 	r.mu.Unlock()
 	r.giveBack(&out)
 }

@@ -21,6 +21,9 @@ type diskSpace struct {
 	// halted tells that nothing can be recorded any more. What failed last may be in the log all the same, and then the next
 	// open lists what was given up for it: from then on nothing is taken off the disk.
 	halted func() bool
+	// settled makes what the index says now durable. No record tells that a loose page is deleted: until then a crash brings its entry
+	// back, and the entry must not name a copy that is gone.
+	settled func() error
 
 	mu      sync.Mutex             // guards what follows
 	budget  int64                  // 0: unbounded
@@ -35,10 +38,13 @@ type diskSpace struct {
 	emptied map[uint64]uint64 // sealed segments found empty, and the tickets given out by then
 
 	queue  []txn.Placement
-	idle   chan struct{} // closed while the queue is empty and nothing is being given back
+	loose  []txn.Placement // of loose pages
+	idle   chan struct{}   // closed while the queue is empty and nothing is being given back
 	wake   chan struct{}
 	closed bool
 	busy   bool // run is giving a batch back
+	// unsettled are copies of loose pages whose deletion could not be made durable. They are tried again with the next ones.
+	unsettled []txn.Placement
 
 	sparse   chan uint64   // segments of which little is left
 	evicting chan struct{} // holds a token while somebody evicts
@@ -56,7 +62,7 @@ func newDiskSpace(s *segment.Store, budget int64, live map[uint64]segmentLive, l
 	idle := make(chan struct{})
 	close(idle)
 	return &diskSpace{
-		segments: s, budget: budget, used: used, live: live, writing: map[uint64]bool{}, emptied: map[uint64]uint64{}, logger: logger, idle: idle, halted: func() bool { return false },
+		segments: s, budget: budget, used: used, live: live, writing: map[uint64]bool{}, emptied: map[uint64]uint64{}, logger: logger, idle: idle, halted: func() bool { return false }, settled: func() error { return nil },
 		wake: make(chan struct{}, 1), evicting: make(chan struct{}, 1), sparse: make(chan uint64, evacuateQueue), finished: make(chan struct{}),
 	}
 }
@@ -225,19 +231,19 @@ func (s *diskSpace) makeRoom(ctx context.Context, bytes int64, n int) error {
 	return nil
 }
 
-// free takes page copies that nothing needs any more. The record that says so is durable and their last lease has ended. It
-// does not block; the queue is bounded by the number of page copies on disk.
-func (s *diskSpace) free(places []txn.Placement) {
+// free takes page copies that nothing needs any more: their last lease has ended, and the record that says so is durable, or they are
+// of loose pages, of which there is none. It does not block; the queues are bounded by the number of page copies on disk.
+func (s *diskSpace) free(places, loose []txn.Placement) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.queue) == 0 {
+	if len(places)+len(loose) > 0 {
 		select {
 		case <-s.idle:
 			s.idle = make(chan struct{})
 		default: // run is still at it
 		}
 	}
-	s.queue = append(s.queue, places...)
+	s.queue, s.loose = append(s.queue, places...), append(s.loose, loose...)
 	s.signal()
 }
 
@@ -248,9 +254,11 @@ func (s *diskSpace) run() {
 	for {
 		s.removeEmpty()
 		s.mu.Lock()
-		batch, closed := s.queue, s.closed
-		s.queue, s.busy = nil, len(s.queue) > 0
-		if len(batch) == 0 {
+		batch, loose, closed := s.queue, s.loose, s.closed
+		s.queue, s.loose = nil, nil
+		busy := len(batch)+len(loose) > 0
+		s.busy = busy
+		if !busy {
 			select {
 			case <-s.idle:
 			default:
@@ -260,6 +268,11 @@ func (s *diskSpace) run() {
 		s.mu.Unlock()
 		if len(batch) > 0 {
 			s.giveBack(batch)
+		}
+		if len(loose) > 0 {
+			s.giveBackLoose(loose)
+		}
+		if busy {
 			continue
 		}
 		if closed {
@@ -267,6 +280,24 @@ func (s *diskSpace) run() {
 		}
 		<-s.wake
 	}
+}
+
+// giveBackLoose makes the deletion of loose pages durable and gives back their copies.
+func (s *diskSpace) giveBackLoose(batch []txn.Placement) {
+	s.mu.Lock()
+	batch = append(s.unsettled, batch...)
+	s.unsettled = nil
+	s.mu.Unlock()
+	if !s.halted() && !mutant.On("copies of loose pages go before their entries") {
+		if err := s.settled(); err != nil {
+			s.logger.Warn("space not given back", "loose pages", len(batch), "error", err)
+			s.mu.Lock()
+			s.unsettled = batch
+			s.mu.Unlock()
+			return
+		}
+	}
+	s.giveBack(batch)
 }
 
 func (s *diskSpace) giveBack(batch []txn.Placement) {

@@ -99,6 +99,7 @@ func (w *World) check() {
 	if w.sick() {
 		return
 	}
+	w.checkLoose(ctx)
 	w.settle()
 	s, err := w.db.Stats()
 	if err != nil {
@@ -133,6 +134,29 @@ func (w *World) check() {
 	w.out.Checks["accounting equals recount"]++
 	if err := w.db.Check(ctx); err != nil {
 		w.fail("recount: %v", err)
+	}
+}
+
+// checkLoose gets every loose page that is said to be there.
+func (w *World) checkLoose(ctx context.Context) {
+	for key := range looseKeys {
+		name := []byte(looseKey(key))
+		there, err := w.db.ExistsLoose(w.spaces[0], name)
+		w.dies()
+		w.accept("question for a loose page", err)
+		if err != nil || !there[0] {
+			continue
+		}
+		w.out.Checks["a loose page that exists can be got"]++
+		l, err := w.db.GetLoose(ctx, nil, w.spaces[0], name)
+		w.dies()
+		if errors.Is(err, db.ErrBusy) && (len(w.pubs) > 0 || len(w.held) > 0) {
+			continue // no room
+		}
+		if err != nil || l.Found() == 0 {
+			w.fail("a loose page is said to be there and cannot be got: %s: %v", name, err)
+		}
+		w.verifyLoose(looseKey(key), l)
 	}
 }
 

@@ -10,6 +10,7 @@ var Mutants = []string{
 	"a rank is forgotten",
 	"a record is not replayed",
 	"copies count before they are recorded",
+	"copies of loose pages go before their entries",
 	"deletions are not durable before their effect",
 	"directory of the index is not synced before a marker",
 	"directory of the log is not synced",

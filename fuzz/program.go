@@ -155,6 +155,11 @@ func generate(rng *rand.Rand, seed uint64, steps func() int) *Program {
 		}
 	}
 	p.Steps = append(p.Steps, generateStep(rng, "crash", false))
+	if rng.IntN(6) == 0 { // loose pages whose entries are durable, and whose deletion is not yet
+		put := Step{Do: "put-loose", N: 3 + rng.IntN(3), M: 3}
+		forget := []Step{put, {Do: "reopen"}, generateStep(rng, "crash", false), {Do: "delete-loose", N: put.N + rng.IntN(put.M)}, generateStep(rng, "publish", false)}
+		p.Steps = slices.Insert(p.Steps, rng.IntN(len(p.Steps)), forget...)
+	}
 	if rng.IntN(6) == 0 { // much log, so that directories of it are cut
 		if rng.IntN(2) == 0 { // and some that begin and end while the index is flushed: it is late, and then the process dies
 			late := []Step{{Do: "fault", Fault: &Fault{Area: Index, Kind: "slow", Ever: true, Delay: time.Second}}}

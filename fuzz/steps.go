@@ -285,7 +285,7 @@ func (w *World) carryOut(s *Step) bool {
 	case "put-loose":
 		var pages []db.LoosePage
 		for i := range s.M {
-			key := fmt.Sprint("loose ", (s.N+i)%8)
+			key := looseKey(s.N + i)
 			pages = append(pages, db.LoosePage{Key: []byte(key), Bytes: looseBytes(key)})
 			w.loose[key] = true
 		}
@@ -294,18 +294,14 @@ func (w *World) carryOut(s *Step) bool {
 		w.classed(err)
 		w.accept("put of loose pages", err, db.ErrBusy, db.ErrNoSpace, db.ErrTooLarge)
 	case "get-loose":
-		key := fmt.Sprint("loose ", s.N%8)
-		l, err := w.db.GetLoose(ctx, nil, w.spaces[0], []byte(key))
+		l, err := w.db.GetLoose(ctx, nil, w.spaces[0], []byte(looseKey(s.N)))
 		w.dies()
 		w.accept("get of a loose page", err, db.ErrBusy)
 		if err == nil {
-			if b := l.Bytes(0); b != nil && (!w.loose[key] || string(b) != string(looseBytes(key))) {
-				w.fail("loose page %q has other bytes than were put", key)
-			}
-			l.Release()
+			w.verifyLoose(looseKey(s.N), l)
 		}
 	case "delete-loose":
-		_, err := w.db.DeleteLoose(ctx, w.spaces[0], []byte(fmt.Sprint("loose ", s.N%8)))
+		_, err := w.db.DeleteLoose(ctx, w.spaces[0], []byte(looseKey(s.N)))
 		w.dies()
 		w.accept("delete of a loose page", err)
 	case "sleep":
@@ -390,6 +386,19 @@ func ctx2s(ctx context.Context) context.Context {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	context.AfterFunc(ctx, cancel)
 	return ctx
+}
+
+// looseKeys is how many loose pages the histories know.
+const looseKeys = 8
+
+func looseKey(n int) string { return fmt.Sprint("loose ", n%looseKeys) }
+
+// verifyLoose ends a lease after comparing what it has got.
+func (w *World) verifyLoose(key string, l *db.LooseLease) {
+	if b := l.Bytes(0); b != nil && (!w.loose[key] || string(b) != string(looseBytes(key))) {
+		w.fail("loose page %q has other bytes than were put", key)
+	}
+	l.Release()
 }
 
 func looseBytes(key string) []byte {
