@@ -62,6 +62,7 @@ type Index struct {
 	dir     string
 	fs      vfs.FS
 	tables  sstable.ReaderOptions
+	recent  *recent
 }
 
 // Open opens or creates the index in dir.
@@ -83,6 +84,9 @@ func Open(dir string, o Options) (x *Index, err error) {
 			return nil, fmt.Errorf("index %s: %w", dir, classify(err))
 		}
 		o.FS = s
+	}
+	if err := checkManifest(o.FS, dir); err != nil {
+		return nil, fmt.Errorf("index %s: %w", dir, err)
 	}
 	guard := newCareful(o.FS)
 	compact := newCompactions()
@@ -124,7 +128,7 @@ func Open(dir string, o Options) (x *Index, err error) {
 	guard.mu.Lock()
 	guard.opened = true
 	guard.mu.Unlock()
-	return &Index{db: db, careful: guard, compact: compact, cache: cache, dir: dir, fs: o.FS, tables: opts.MakeReaderOptions()}, nil
+	return &Index{db: db, careful: guard, compact: compact, cache: cache, dir: dir, fs: o.FS, tables: opts.MakeReaderOptions(), recent: newRecent()}, nil
 }
 
 // Begin lets compactions begin. Before that they do if writes have to wait for one.
@@ -195,14 +199,34 @@ func (x *Index) DiskBytes() int64 { return int64(x.db.Metrics().DiskSpaceUsage()
 
 // Snapshot gives a consistent view for reading. It is used by one goroutine and must be closed.
 func (x *Index) Snapshot() *Snapshot {
-	s := x.db.NewSnapshot()
-	return &Snapshot{reader: reader{src: s}, snapshot: s}
+	var s *pebble.Snapshot
+	version := x.recent.now(func() { s = x.db.NewSnapshot() })
+	return &Snapshot{reader: reader{src: s}, snapshot: s, recent: x.recent, version: version}
 }
 
 // Snapshot is the catalogue as it was at one moment. It implements txn.Reader.
 type Snapshot struct {
 	reader
 	snapshot *pebble.Snapshot
+	recent   *recent
+	version  uint64
+	value    []byte // of the last Get that recent answered
+}
+
+// Get implements txn.Reader.
+func (s *Snapshot) Get(key []byte) ([]byte, error) {
+	v, known := s.recent.get(key, s.version, s.value)
+	if known {
+		if v != nil {
+			s.value = v
+		}
+		return v, nil
+	}
+	v, err := s.reader.Get(key)
+	if err == nil {
+		s.recent.saw(key, v, s.version)
+	}
+	return v, err
 }
 
 // Close ends the snapshot.
@@ -211,10 +235,14 @@ func (s *Snapshot) Close() error {
 	return classify(s.snapshot.Close())
 }
 
-// NewBatch begins a set of changes. Its reads see the index and the changes made so far.
+// NewBatch begins a set of changes. Its reads see the index and the changes made so far. One batch that changes the catalogue is open at
+// a time; others, of what is not of the catalogue, may be beside it.
 func (x *Index) NewBatch() *Batch {
 	b := x.db.NewIndexedBatch()
-	return &Batch{reader: reader{src: b}, index: reader{src: x.db}, batch: b, seen: map[string][]byte{}}
+	return &Batch{
+		reader: reader{src: b}, index: reader{src: x.db}, batch: b, recent: x.recent, version: x.recent.version.Load(),
+		seen: map[string][]byte{}, changes: map[string][]byte{},
+	}
 }
 
 // Batch is a set of changes that is applied whole or not at all. It implements txn.View.
@@ -222,23 +250,33 @@ func (x *Index) NewBatch() *Batch {
 // Deciding and applying a transaction ask for the same entries, absent ones included, so a batch remembers what it has read
 // and written: a key costs one search of the index however often it is asked for.
 type Batch struct {
-	reader // of the changes over the index, for scans
-	index  reader
-	batch  *pebble.Batch
-	seen   map[string][]byte // nil: there is none
+	reader  // of the changes over the index, for scans
+	index   reader
+	batch   *pebble.Batch
+	recent  *recent
+	version uint64
+	seen    map[string][]byte // what was read; nil: there is none
+	changes map[string][]byte // what was written, of the catalogue or not; nil: deleted
 }
 
 // Get implements txn.Reader.
 func (b *Batch) Get(key []byte) ([]byte, error) {
+	if v, ok := b.changes[string(key)]; ok {
+		return v, nil
+	}
 	if v, ok := b.seen[string(key)]; ok {
 		return v, nil
 	}
-	v, err := b.index.Get(key)
-	if err != nil {
-		return nil, err
-	}
-	if v != nil {
-		v = append([]byte{}, v...)
+	v, known := b.recent.get(key, b.version, nil)
+	if !known {
+		var err error
+		if v, err = b.index.Get(key); err != nil {
+			return nil, err
+		}
+		if v != nil {
+			v = append([]byte{}, v...)
+		}
+		b.recent.saw(key, v, b.version)
 	}
 	b.seen[string(key)] = v
 	return v, nil
@@ -246,20 +284,21 @@ func (b *Batch) Get(key []byte) ([]byte, error) {
 
 // Set implements txn.View.
 func (b *Batch) Set(key, value []byte) error {
-	b.seen[string(key)] = append([]byte{}, value...)
+	b.changes[string(key)] = append([]byte{}, value...)
 	return classify(b.batch.Set(key, value, nil))
 }
 
 // Delete implements txn.View.
 func (b *Batch) Delete(key []byte) error {
-	b.seen[string(key)] = nil
+	b.changes[string(key)] = nil
 	return classify(b.batch.Delete(key, nil))
 }
 
-// Note is Set for what nobody reads again through this batch.
+// Note is Set for what is not of the catalogue and nobody reads again through this batch.
 func (b *Batch) Note(key, value []byte) error { return classify(b.batch.Set(key, value, nil)) }
 
-// DeleteRange deletes every entry from the key from on and below the key to, for which the batch is not asked before it is committed.
+// DeleteRange deletes every entry from the key from on and below the key to. None of them is of the catalogue, and the batch is not asked
+// for them before it is committed.
 func (b *Batch) DeleteRange(from, to []byte) error {
 	return classify(b.batch.DeleteRange(from, to, nil))
 }
@@ -267,7 +306,15 @@ func (b *Batch) DeleteRange(from, to []byte) error {
 // Commit applies the changes; they are visible to every reader once it returns, and durable after a later flush.
 func (b *Batch) Commit() error {
 	b.index.release()
-	err := b.batch.Commit(pebble.NoSync)
+	commit := func() error { return b.batch.Commit(pebble.NoSync) }
+	for key := range b.changes {
+		if key[0] < LooseTag {
+			inner := commit
+			commit = func() error { return b.recent.commit(b.changes, inner) }
+			break
+		}
+	}
+	err := commit()
 	return classify(errors.Join(err, b.batch.Close()))
 }
 

@@ -1,10 +1,14 @@
 package index
 
 import (
+	"bytes"
+	"context"
 	"fmt"
+	"io"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/atomicfs"
 	"github.com/stretchr/testify/require"
 
 	"github.com/holdfast-db/holdfast/txn"
@@ -110,4 +114,63 @@ func TestPrefixEnd(t *testing.T) {
 	require.Equal(t, []byte{'a', 1}, after([]byte{'a', 0, 0xff}))
 	require.Nil(t, after([]byte{0xff, 0xff}))
 	require.Nil(t, after(nil))
+}
+
+// Whatever bit of the manifest flips, the index does not open, or is as it was at some flush, and goes on: sequence numbers are not given
+// out twice, which would end the process in the next compaction (no panic leaves the library).
+func TestFlippedManifest(t *testing.T) {
+	fs := vfs.NewCrashableMem()
+	x := openTest(t, fs)
+	for lsn := txn.LSN(1); lsn <= 5; lsn++ {
+		apply(t, x, lsn)
+	}
+	require.NoError(t, x.Flush())
+	require.NoError(t, x.Close())
+	require.NoError(t, openTest(t, fs).Close()) // a manifest that begins with tables
+	name, err := atomicfs.ReadMarker(fs, "index", "manifest")
+	require.NoError(t, err)
+	path := "index/" + name
+	f, err := fs.Open(path)
+	require.NoError(t, err)
+	whole, err := io.ReadAll(f)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	refused := 0
+	for i := range len(whole) + 1 { // the last time with none
+		clone := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
+		f, err := clone.Create(path, vfs.WriteCategoryUnspecified)
+		require.NoError(t, err)
+		flipped := bytes.Clone(whole)
+		if i < len(whole) {
+			flipped[i] ^= 1 << (i % 8)
+		}
+		_, err = f.Write(flipped)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		x, err := Open("index", Options{FS: clone})
+		if err != nil {
+			require.ErrorIs(t, err, txn.ErrCorrupt)
+			require.Less(t, i, len(whole))
+			refused++
+			continue
+		}
+		x.Begin()
+		s := x.Snapshot()
+		applied, err := txn.ReadApplied(s)
+		require.NoError(t, err)
+		require.NoError(t, s.Close())
+		require.Contains(t, []txn.LSN{0, 5}, applied)
+		for lsn := applied + 1; lsn <= 8; lsn++ {
+			apply(t, x, lsn)
+			require.NoError(t, x.Flush())
+			require.NoError(t, x.db.Compact(context.Background(), []byte{0}, []byte{0xff}, false))
+		}
+		s = x.Snapshot()
+		applied, err = txn.ReadApplied(s)
+		require.NoError(t, err)
+		require.EqualValues(t, 8, applied)
+		require.NoError(t, s.Close())
+		require.NoError(t, x.Close())
+	}
+	require.Positive(t, refused)
 }
