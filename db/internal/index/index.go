@@ -250,13 +250,14 @@ func (x *Index) NewBatch() *Batch {
 // Deciding and applying a transaction ask for the same entries, absent ones included, so a batch remembers what it has read
 // and written: a key costs one search of the index however often it is asked for.
 type Batch struct {
-	reader  // of the changes over the index, for scans
-	index   reader
-	batch   *pebble.Batch
-	recent  *recent
-	version uint64
-	seen    map[string][]byte // what was read; nil: there is none
-	changes map[string][]byte // what was written, of the catalogue or not; nil: deleted
+	reader    // of the changes over the index, for scans
+	index     reader
+	batch     *pebble.Batch
+	recent    *recent
+	version   uint64
+	seen      map[string][]byte // what was read; nil: there is none
+	changes   map[string][]byte // what was written; nil: deleted
+	catalogue bool              // some of it is of the catalogue
 }
 
 // Get implements txn.Reader.
@@ -284,14 +285,19 @@ func (b *Batch) Get(key []byte) ([]byte, error) {
 
 // Set implements txn.View.
 func (b *Batch) Set(key, value []byte) error {
-	b.changes[string(key)] = append([]byte{}, value...)
+	b.change(key, append([]byte{}, value...))
 	return classify(b.batch.Set(key, value, nil))
 }
 
 // Delete implements txn.View.
 func (b *Batch) Delete(key []byte) error {
-	b.changes[string(key)] = nil
+	b.change(key, nil)
 	return classify(b.batch.Delete(key, nil))
+}
+
+func (b *Batch) change(key, value []byte) {
+	b.changes[string(key)] = value
+	b.catalogue = b.catalogue || key[0] < LooseTag
 }
 
 // Note is Set for what is not of the catalogue and nobody reads again through this batch.
@@ -307,14 +313,12 @@ func (b *Batch) DeleteRange(from, to []byte) error {
 func (b *Batch) Commit() error {
 	b.index.release()
 	commit := func() error { return b.batch.Commit(pebble.NoSync) }
-	for key := range b.changes {
-		if key[0] < LooseTag {
-			inner := commit
-			commit = func() error { return b.recent.commit(b.changes, inner) }
-			break
-		}
+	var err error
+	if b.catalogue {
+		err = b.recent.commit(b.changes, commit)
+	} else {
+		err = commit()
 	}
-	err := commit()
 	return classify(errors.Join(err, b.batch.Close()))
 }
 

@@ -132,13 +132,11 @@ func (r *recent) saw(key, value []byte, version uint64) {
 
 // enter puts an entry into its slot, or into the one of its set that was not asked for the longest. With s.mu.
 func (s *recentShard) enter(at int, key, value []byte, version uint64) {
-	slot := s.find(at, key)
 	if len(key)+len(value) > recentSlotBytes-slotHead {
-		if slot != nil {
-			clear(slot[:slotHead])
-		}
+		s.forget(at, key)
 		return
 	}
+	slot := s.find(at, key)
 	if s.slots == nil {
 		s.slots = make([]byte, recentBytes/recentShards)
 	}

@@ -33,7 +33,7 @@ import (
 type Service struct {
 	options  Options
 	logger   *slog.Logger
-	library  *engine.Library
+	lib      *engine.Library
 	model    *engine.Model
 	pages    *state.Pages
 	identity db.Identity
@@ -76,10 +76,10 @@ func Open(ctx context.Context, o Options) (opened *Service, err error) {
 			s.free()
 		}
 	}()
-	if s.library, err = engine.Load(o.Library); err != nil {
+	if s.lib, err = engine.Load(o.Library); err != nil {
 		return nil, err
 	}
-	if s.model, err = s.library.LoadModel(o.Model); err != nil {
+	if s.model, err = s.lib.LoadModel(o.Model); err != nil {
 		return nil, err
 	}
 	var adapter *engine.Adapter
@@ -104,7 +104,7 @@ func Open(ctx context.Context, o Options) (opened *Service, err error) {
 		s.sessions = append(s.sessions, state.NewSession(c, s.pages, o.Batch))
 	}
 	s.slots = newSlots(append([]*state.Session(nil), s.sessions...))
-	if s.identity, err = identity(&o, s.library, s.model.Info(), s.pages); err != nil {
+	if s.identity, err = identity(&o, s.lib, s.model.Info(), s.pages); err != nil {
 		return nil, err
 	}
 	if o.Dir != "" {
@@ -506,7 +506,7 @@ func (s *Service) Stats() Stats {
 func (s *Service) Describe() []any {
 	info, shape := s.model.Info(), s.pages.Shape()
 	return []any{
-		"model", s.identity.Model, "architecture", info.Architecture, "engine", cmp.Or(s.library.Version(), "unknown"),
+		"model", s.identity.Model, "architecture", info.Architecture, "engine", cmp.Or(s.lib.Version(), "unknown"),
 		"token_bytes", shape.TokenBytes(), "recurrent_bytes", shape.RecurrentBytes(), "window", shape.Window(), "page_tokens", s.pages.Tokens,
 	}
 }
